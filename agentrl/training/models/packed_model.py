@@ -35,6 +35,7 @@ from agentrl.training.data.kernel_attention import (
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.folder_weights import FolderWeights, names_of, weight_files
+from agentrl.training.models.mixture import use_mixtures
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.trunk import MLP_ROWS, Recompute, patch_rmsnorm, skip_mlp_rows
 from agentrl.training.parallel.process_group import FULL, RankMesh, Sharding
@@ -117,6 +118,8 @@ class PackedModel(nn.Module):
         skips_mlp_rows: whether the last MLP computes chosen rows alone (``trunk``); on a CPU
             only.
         sequence: the ranks that hold a row together; None for one.
+        routing: of mixtures of experts; None for a model without, or of a family whose own forward
+            is trained.
         names: of its parameters in its folder.
         weights: what ``fill`` reads; None for a model that has its weights.
     """
@@ -126,6 +129,7 @@ class PackedModel(nn.Module):
         self.hf = hf
         self.sequence: dist.ProcessGroup | None = None
         self.weights: FolderWeights | None = None
+        self.routing = use_mixtures(hf)
         self.names = FolderNames(hf)
         self.attention = attention
         self.head_dtype: torch.dtype | None = None
@@ -214,6 +218,7 @@ class PackedModel(nn.Module):
         spans: Sequence[Span],
         rows: Tensor,
         host_rows: I64 | None = None,
+        experts: Tensor | None = None,
     ) -> Tensor:
         """``[R, D]`` last hidden states of a packed row.
 
@@ -225,8 +230,12 @@ class PackedModel(nn.Module):
             rows: ``[R]`` int64 positions in the row, at least one; some may be equal.
             host_rows: the same positions on the host, in any order and number; None reads ``rows``
                 where the host asks for them, on a CPU.
+            experts: ``[T, mixtures, K]`` the experts of each token, for ``Routing.begin``; of a
+                model with ``routing`` alone.
         """
         arguments = self._attention_arguments(spans, token_ids.device)
+        if self.routing is not None:
+            self.routing.begin(experts)
         # On a CPU both are the host's, so that nothing waits for a copy.
         if self.skips_mlp_rows:
             places = rows.numpy() if host_rows is None else host_rows
@@ -255,14 +264,17 @@ class PackedModel(nn.Module):
         """
         # what is compared lies outside of attention, and a family that caps scores has no segments
         attention = SEGMENTS if self.attention == SEGMENTS else EAGER
-        twin = type(self)(_small(auto, self.config, attention), attention, CPU)
+        family: Any = _small(auto, self.config, attention)
+        twin = type(self)(deepcopy(family), attention, CPU)
         # large answers, which a family that caps them would change
         weight = twin.head.weight
         assert isinstance(weight, nn.Parameter), "an output layer has one"
         deviation = 30.0 / weight.shape[-1] ** 0.5
         nn.init.normal_(weight, 0.0, deviation, torch.Generator().manual_seed(1))
+        # the twin's mixtures are ours, with the names of the family's
+        family.load_state_dict(twin.hf.state_dict())
         ids, spans = torch.arange(4), [Span(ROOT, 0, 4)]
-        answer = twin.hf(
+        answer = family(
             input_ids=ids[None],
             position_ids=ids[None],
             use_cache=False,

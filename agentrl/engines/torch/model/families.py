@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +34,32 @@ FAMILIES: Mapping[str, DecoderFamily] = {
     "qwen3": DecoderFamily(qk_norm=True),
 }
 """By ``model_type``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureFamily:
+    """How a family's mixture of experts routes a token.
+
+    Args:
+        router: the attribute of the mixture that holds the router's weight; its experts are
+            ``experts`` in all of them.
+        softmax: over the logits of all experts, before some are chosen, or over those of the chosen
+            alone.
+        answers_gates: the mixture returns the gates beside the hidden states.
+        attention: whether its attention is Llama's, so that tensor parallelism divides it.
+    """
+
+    router: str = "gate"
+    softmax: Literal["all", "chosen"] = "all"
+    answers_gates: bool = False
+    attention: DecoderFamily | None = None
+
+
+MIXTURES: Mapping[str, MixtureFamily] = {
+    "qwen3_moe": MixtureFamily(attention=DecoderFamily(qk_norm=True)),
+    "mixtral": MixtureFamily(attention=DecoderFamily()),
+    # a logit of its attention belongs to no token, and is a parameter of each head
+    "gpt_oss": MixtureFamily(router="router", softmax="chosen", answers_gates=True),
+}
+"""Mixtures of experts that the trainer routes itself, by ``model_type``; of others transformers'
+own forward is trained."""

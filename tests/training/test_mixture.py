@@ -1,0 +1,270 @@
+"""Mixtures of experts as the trainer routes them, against transformers' own forward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from agentrl.engines.torch.model.families import MIXTURES
+from agentrl.errors import ConfigError
+from agentrl.training.data.prefix_tree import ROOT, Span
+from agentrl.training.models import mixture
+from agentrl.training.models.mixture import Mixture, grouped_product, use_mixtures
+from agentrl.training.models.packed_model import ModelSpec
+from agentrl.training.models.policy_model import PolicyModel
+from tests.tiny_models import write_family
+from tests.whole_models import load_policy
+
+VOCAB = 61
+SIZES = (7, 1, 5)
+TRAINED = ("qwen3_moe", "mixtral")
+
+
+class InFloat64(TorchFunctionMode):
+    """Transformers computes norms and softmaxes in float32, also of a float64 model."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        of_float64 = args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
+        if of_float64 and func is Tensor.float:
+            return args[0]
+        if of_float64 and func is Tensor.to and args[1:2] == (torch.float32,):
+            return args[0]
+        if of_float64 and kwargs.get("dtype") == torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+def sharpened(model: Any) -> Any:
+    """Routers whose experts differ clearly from token to token."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("gate.weight", "router.weight")):
+                parameter.mul_(40)
+    return model
+
+
+def own_model(folder: Path, **spec: Any) -> PolicyModel:
+    model = load_policy(ModelSpec(str(folder), **spec))
+    sharpened(model.hf)
+    return model
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, VOCAB, (sum(SIZES),), generator=torch.Generator().manual_seed(2))
+
+
+def packed_hidden(model: PolicyModel, experts: Tensor | None = None) -> Tensor:
+    """``[T, D]`` of the samples in one row."""
+    positions = torch.cat([torch.arange(size) for size in SIZES])
+    spans = [Span(ROOT, 0, size) for size in SIZES]
+    rows = torch.arange(sum(SIZES))
+    return model.hidden(tokens(), positions[None], spans, rows, experts=experts)
+
+
+def loss_of(logits: Tensor) -> Tensor:
+    weights = torch.arange(logits.shape[0], dtype=logits.dtype).cos()[:, None]
+    return (logits.log_softmax(-1)[:, 3:5] * weights).sum()
+
+
+def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
+    loss.backward()
+    return {name: one.grad for name, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize("family", TRAINED)
+def test_every_gradient_is_that_of_transformers_eager_forward(family: str, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", family, vocab_size=VOCAB)
+    model = own_model(folder, dtype="float64")
+    found = gradients(model.hf, loss_of(model.head(packed_hidden(model))))
+    theirs = sharpened(
+        AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+        )
+    )
+    with InFloat64():
+        logits = [theirs(part[None]).logits[0] for part in tokens().split(SIZES)]
+        expected = gradients(theirs, loss_of(torch.cat(logits)))
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-9)
+
+
+def family_mixture(family: str, **settings: Any) -> Any:
+    """The mixture of a family's one layer, and its model."""
+    shape: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "intermediate_size": 12,
+        "moe_intermediate_size": 12,
+        "num_experts": 5,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 3,
+        "rope_parameters": None,
+        "pad_token_id": None,
+    }
+    config = AutoConfig.for_model(family, vocab_size=VOCAB, **shape | settings)
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float64, experts_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model
+
+
+@pytest.mark.parametrize(
+    "family, settings",
+    [("qwen3_moe", {"norm_topk_prob": True}), ("qwen3_moe", {"norm_topk_prob": False})]
+    + [("mixtral", {}), ("gpt_oss", {})],
+)
+def test_a_mixture_is_its_familys(family: str, settings: dict[str, Any]) -> None:
+    model = family_mixture(family, **settings)
+    rows = torch.randn(1, 11, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with InFloat64():
+        expected = model.model.layers[0].mlp(rows)
+    routing = use_mixtures(model)
+    assert routing is not None
+    assert (routing.num_layers, routing.num_experts, routing.top_k) == (1, 5, 3)
+    routing.begin()
+    found = model.model.layers[0].mlp(rows)
+    for one, other in zip(
+        *[made if isinstance(made, tuple) else (made,) for made in (found, expected)], strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_family_that_computes_otherwise_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_family(tmp_path / "model", "mixtral", vocab_size=VOCAB)
+    monkeypatch.setitem(
+        MIXTURES,  # type: ignore[arg-type]
+        "mixtral",
+        mixture.MixtureFamily(softmax="chosen"),
+    )
+    load_policy(ModelSpec(str(folder)))  # the same gates by another way
+    normed = Mixture.__init__
+
+    def unnormed(self: Mixture, *args: Any) -> None:
+        normed(self, *args)
+        self._norms = False
+
+    monkeypatch.undo()
+    monkeypatch.setattr(Mixture, "__init__", unnormed)
+    with pytest.raises(ConfigError, match="MixtralForCausalLM"):
+        load_policy(ModelSpec(str(folder)))
+
+
+def test_the_router_is_float32_in_bfloat16(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
+    model = own_model(folder).to(torch.bfloat16)
+    assert model.routing is not None
+    block: Any = model.blocks()[0]
+    rows = torch.randn(9, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
+    model.routing.begin()
+    experts, gates = block.mlp.route(rows)
+    scores = (rows.float() @ block.mlp.gate.weight.float().T).softmax(-1)
+    top = scores.topk(2)
+    assert torch.equal(experts, top.indices)
+    assert gates.dtype == torch.float32
+    torch.testing.assert_close(gates, top.values)
+
+
+def test_a_token_keeps_its_experts_whatever_is_packed_beside_it(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
+    model = own_model(folder)
+    assert model.routing is not None
+    together = packed_hidden(model)
+    experts = [model.routing.last[layer].experts for layer in range(2)]
+    alone, start = [], 0
+    for part in tokens().split(SIZES):
+        size = part.numel()
+        places = torch.arange(size)
+        alone.append(model.hidden(part, places[None], [Span(ROOT, 0, size)], places))
+        for layer in range(2):
+            own = model.routing.last[layer].experts
+            assert torch.equal(own, experts[layer][start : start + size])
+        start += size
+    torch.testing.assert_close(torch.cat(alone), together)
+    # sharp routers choose more than one pair of experts
+    assert len(set(map(tuple, experts[0].tolist()))) > 2
+
+
+def test_given_experts_compute_a_token_with_gates_of_its_own_logits(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
+    model = own_model(folder, dtype="float64")
+    routing = model.routing
+    assert routing is not None
+    free = packed_hidden(model)
+    chosen = torch.stack([routing.last[layer].experts for layer in range(2)], 1)
+    assert torch.equal(packed_hidden(model, chosen.to(torch.int16)), free)
+    # in another order, and other experts for one token: the tokens before it keep their numbers
+    swapped = chosen.flip(-1)
+    torch.testing.assert_close(packed_hidden(model, swapped), free)
+    other = swapped.clone()
+    other[4, 0] = torch.tensor([(one + 1) % 3 for one in chosen[4, 0].tolist()])
+    found = packed_hidden(model, other)
+    assert routing.last[0].experts[4].tolist() == other[4, 0].tolist()
+    assert torch.equal(found[:4], packed_hidden(model, swapped)[:4])
+    assert not torch.allclose(found[4:7], free[4:7])
+    # the router of a given token still learns
+    gradient = gradients(model.hf, found[4].square().sum())["model.layers.0.mlp.gate.weight"]
+    assert gradient.abs().max() > 0
+
+
+def test_a_token_without_given_experts_routes_itself(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
+    model = own_model(folder)
+    assert model.routing is not None
+    free = packed_hidden(model)
+    own = model.routing.last[0].experts.clone()
+    other = torch.full((sum(SIZES), 2, 2), -1)
+    other[0, 0] = own[0].flip(0)
+    packed_hidden(model, other)
+    assert model.routing.last[0].experts[0].tolist() == own[0].flip(0).tolist()
+    assert torch.equal(model.routing.last[0].experts[1:], own[1:])
+    torch.testing.assert_close(packed_hidden(model, torch.full_like(other, -1)), free)
+
+
+def test_given_experts_of_another_model_are_refused(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
+    model = own_model(folder)
+    with pytest.raises(ValueError, match=r"\[tokens, 2 mixtures, 2 experts a token\], got \[13, 3"):
+        packed_hidden(model, torch.zeros(13, 3, 2))
+
+
+def test_a_grouped_product_is_that_of_each_experts_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.tensor([4, 4, 10], dtype=torch.int32)
+    answers = []
+    for has_grouped in (False, True):
+        generator.manual_seed(0)
+        monkeypatch.setattr(mixture, "_has_grouped", lambda *_, has=has_grouped: has)
+        rows = torch.randn(10, 16, generator=generator).requires_grad_()
+        stack = torch.randn(3, 8, 16, generator=generator).requires_grad_()
+        found = grouped_product(rows, stack.transpose(-2, -1), ends)
+        found.backward(torch.randn(10, 8, generator=generator))
+        assert stack.grad is not None and not stack.grad[1].any()
+        answers.append((found, rows.grad, stack.grad))
+    for one, other in zip(*answers, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(answers[0][0][:4], rows[:4] @ stack[0].T)
+
+
+def test_a_dense_model_has_no_routing(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen3", vocab_size=VOCAB)
+    assert load_policy(ModelSpec(str(folder))).routing is None

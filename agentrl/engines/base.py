@@ -280,6 +280,7 @@ class EnginePlace:
         server_python: interpreter of the environment that ``agentrl install`` made.
         api_key: of servers that ask for one.
         shared: the GPUs that a server has in turn with ranks; None for GPUs of its own.
+        routed_experts: whether completions are to tell the experts of each token of a mixture.
     """
 
     model: str
@@ -297,6 +298,7 @@ class EnginePlace:
     server_python: str = ""
     api_key: str | None = field(default=None, repr=False)
     shared: SharedGpus | None = None
+    routed_experts: bool = False
 
 
 class EngineSpec(Section):

@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.checks import first_outside
+from agentrl.engines.checks import experts_fault, first_outside
 from agentrl.errors import TokenMismatchError
 from agentrl.types import Completion, GenerateRequest, RoutingShape, SegmentKind
 from agentrl.types.arrays import common_prefix
@@ -50,6 +50,14 @@ def assert_token_consistency(
     most = request.sampling.max_new_tokens
     if sampled > most:
         _fail(request, f"{sampled} ids came back, max_new_tokens was {most}")
+    if fault := experts_fault(completion, length - 1 - request.experts_from, routing):
+        _fail(request, fault)
+    _assert_policy_segments(request, completion, vocab_size)
+
+
+def _assert_policy_segments(
+    request: GenerateRequest, completion: Completion, vocab_size: int
+) -> None:
     # No token is older than those before it in the sequence, also across calls.
     previous = request.min_version
     for segment in completion.segments:
@@ -60,25 +68,6 @@ def assert_token_consistency(
         previous = segment.policy_version
         if (outside := first_outside(segment.token_ids, vocab_size)) is not None:
             _fail(request, f"id {outside} is outside the model's vocabulary of {vocab_size}")
-    if fault := _routing_fault(request, completion, length, routing):
-        _fail(request, f"of the experts that its tokens went through: {fault}")
-
-
-def _routing_fault(
-    request: GenerateRequest, completion: Completion, length: int, routing: RoutingShape | None
-) -> str:
-    """How a completion's record of experts cannot be that of its sequence of ``length`` ids."""
-    record = completion.routed_experts
-    if record is None:
-        return ""
-    if routing is None:
-        return "the engine told some, and its info() names no routing of its model"
-    # the last token has not been read
-    wanted = length - 1 - request.experts_from
-    is_cut = completion.finish_reason == "abort" and len(record) < wanted
-    if len(record) != wanted and not is_cut:
-        return f"{wanted} tokens from {request.experts_from} on were read, it has {len(record)}"
-    return routing.fault(record)
 
 
 def assert_extends_context(request: GenerateRequest, previous: npt.NDArray[np.int32]) -> None:

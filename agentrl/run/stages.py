@@ -116,7 +116,7 @@ def _actor(recipe: StageRecipe) -> RoleSpec | None:
         return None
     stage = recipe.stage
     return ActorSpec(
-        **_learner(recipe), detail=stage.store.detail, router_replay=stage.train.router_replay
+        **_learner(recipe), detail=stage.store.detail, replays_routing=stage.replays_routing
     )
 
 

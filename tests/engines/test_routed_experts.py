@@ -41,7 +41,8 @@ def asked(ids: np.ndarray, experts_from: int = 0, **settings: object) -> Generat
 
 def same(model: TinyModel, prompt: np.ndarray, completion: Completion, first: int = 0) -> bool:
     record = completion.routed_experts
-    assert record is not None and record.dtype == np.uint8
+    assert record is not None
+    assert record.dtype == np.uint8
     own = own_experts(model, whole(prompt, completion))[first:]
     # the order of a token's experts is the router's, by weight
     return record.shape == own.shape and bool((np.sort(record) == np.sort(own)).all())

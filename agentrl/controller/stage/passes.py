@@ -123,7 +123,7 @@ class Passes:
             group_rows=group_rows,
             trained=trained,
             oldest_version=self.oldest_version,
-            routing=self._routing if stage.train.router_replay == "rollout" else None,
+            routing=self._routing if stage.replays_routing else None,
         )
         train = stage.train
         planned = PlannedBatch.plan(

@@ -25,7 +25,7 @@ from agentrl.store.disk import hold_name, write_failure
 from agentrl.store.json_text import to_json
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory, check_writer
-from agentrl.store.store_spec import KeepSpec
+from agentrl.store.store_spec import Detail, KeepSpec
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.columns import SECRET_COLUMNS, Row
 from agentrl.store.trajectories.files import TrajectoryFiles

@@ -41,7 +41,7 @@ from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.process_group import FULL, DistSpec, Sharding
 from agentrl.training.parallel.shards import WeightPart, local
 from agentrl.training.save_result import SaveResult
-from agentrl.types import Part
+from agentrl.types import Part, RoutingShape
 
 
 class PackedBackend(TrainBackend):
@@ -260,8 +260,14 @@ def _info_of(model: PackedModel) -> ModelInfo:
     )
     scale = num_parameters / (config.num_hidden_layers * width)
     longest = getattr(config, "max_position_embeddings", None)
+    own = model.routing
     return ModelInfo(
-        num_parameters, int(config.vocab_size), float(scale), longest, model.shares_prefixes
+        num_parameters,
+        int(config.vocab_size),
+        float(scale),
+        longest,
+        model.shares_prefixes,
+        own and RoutingShape(own.num_layers, own.num_experts, own.top_k),
     )
 
 

@@ -334,7 +334,7 @@ def _chosen(record: Experts, entries: I64, length: int) -> npt.NDArray[np.int16]
     chosen = np.full((length, *record.shape[1:]), -1, np.int16)
     places = np.flatnonzero(entries >= 0)
     own = record[entries[places]]
-    chosen[places] = np.where(recorded(own)[:, None, None], own, -1)
+    chosen[places] = np.where(recorded(own)[:, None, None], own.astype(np.int16), -1)
     return chosen
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -109,12 +108,12 @@ class ActorSpec(LearnerSpec):
 
     Args:
         detail: which numbers of each token an update returns (docs/annotations.md).
-        router_replay: whether tokens go through the experts that the sampler chose, with gates of
+        replays_routing: whether tokens go through the experts that the sampler chose, with gates of
             the actor's own (arXiv:2510.11370).
     """
 
     detail: Detail = "basic"
-    router_replay: Literal["off", "rollout"] = "off"
+    replays_routing: bool = False
 
     def build(self, place: DistSpec) -> Actor:
         """The role on one rank."""
@@ -140,10 +139,10 @@ class Actor(PolicyRole, LearningRole):
             )
         self._policy_loss = spec.algorithm.policy_loss
         super().__init__(spec, place)
-        self.replays_experts = spec.router_replay == "rollout"
-        if self.replays_experts and self.backend.info.routing is None:
+        self.replays_routing = spec.replays_routing
+        if self.replays_routing and self.backend.info.routing is None:
             raise ConfigError(
-                f"TrainConfig.router_replay={spec.router_replay!r} needs a mixture of experts that "
+                f"TrainConfig.router_replay='rollout' needs a mixture of experts that "
                 f"backend {self.backend.name!r} routes by itself, and {spec.model_path!r} is none; "
                 "set it to off, or choose another model",
                 fields=("TrainConfig.router_replay", "ModelConfig.path"),
@@ -197,7 +196,7 @@ class Actor(PolicyRole, LearningRole):
 
         found = self.learn(shard, shard.wanted(), loss, sums=self._loss_names)
         found += {name: Stat.of([value]) for name, value in meter.metrics().items()}
-        if self.replays_experts:
+        if self.replays_routing:
             batch = shard.batch
             found += {"moe/unrecorded_frac": Stat(batch.num_unrecorded, batch.num_tokens)}
         return UpdateStats(found, columns.result(shard.batch.num_tokens))

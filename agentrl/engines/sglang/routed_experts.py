@@ -16,7 +16,6 @@ import numpy as np
 
 from agentrl.engines.base import EnginePlace
 from agentrl.engines.weights import read_config, tensor_shapes
-from agentrl.errors import TokenMismatchError
 from agentrl.types import Experts, RoutingShape
 
 _EXPERT = re.compile(r"\.layers\.(\d+)\..*\bexperts\.")
@@ -56,20 +55,12 @@ class ServedExperts:
         """``[n, L, k]`` of what a server sent.
 
         Raises:
-            TokenMismatchError: it is of another model.
+            ValueError: it is of another model.
         """
         numbers = np.frombuffer(base64.b64decode(text), "<i4")
-        routing = self.routing
-        if numbers.size % (self.num_layers * routing.top_k):
-            raise TokenMismatchError(
-                f"{numbers.size} experts are not those of tokens of {self.num_layers} layers with "
-                f"{routing.top_k} each"
-            )
-        rows = numbers.reshape(-1, self.num_layers, routing.top_k)[:, self.layers]
-        if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < routing.experts:
-            raise TokenMismatchError(
-                f"experts {int(rows.min())} to {int(rows.max())} are not those of a model of "
-                f"{routing}"
-            )
-        found: Experts = rows.astype(routing.dtype)
+        rows = numbers.reshape(-1, self.num_layers, self.routing.top_k)[:, self.layers]
+        low, high = int(rows.min(initial=0)), int(rows.max(initial=0))
+        if low < 0 or high >= self.routing.experts:
+            raise ValueError(f"experts {low} to {high} of a model of {self.routing}")
+        found: Experts = rows.astype(self.routing.dtype)
         return found

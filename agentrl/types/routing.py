@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.types.arrays import I32, Bools
 
-Experts: TypeAlias = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+Number: TypeAlias = np.unsignedinteger[Any]
+"""Of an expert: uint8 or uint16."""
+
+Experts: TypeAlias = npt.NDArray[Number]
 """A record ``[n, L, k]``."""
 
-_KINDS = (np.dtype(np.uint8), np.dtype(np.uint16))
+_KINDS: tuple[np.dtype[Number], ...] = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class RoutingShape:
     top_k: int
 
     @property
-    def dtype(self) -> np.dtype[np.uint8] | np.dtype[np.uint16]:
+    def dtype(self) -> np.dtype[Number]:
         """Of a record: a byte, unless all its numbers are taken."""
         return _KINDS[self.experts > np.iinfo(np.uint8).max]
 
@@ -69,9 +72,7 @@ def recorded(record: Experts) -> Bools:
     return known
 
 
-def unrecorded_rows(
-    tokens: int, shape: Sequence[int], dtype: np.dtype[np.uint8] | np.dtype[np.uint16]
-) -> Experts:
+def unrecorded_rows(tokens: int, shape: Sequence[int], dtype: np.dtype[Number]) -> Experts:
     """``[tokens, *shape]`` of tokens whose experts nobody told."""
     rows: Experts = np.full((tokens, *shape), np.iinfo(dtype).max, dtype)
     return rows

@@ -57,7 +57,7 @@ class ServedExperts:
         Raises:
             ValueError: it is of another model.
         """
-        numbers = np.frombuffer(base64.b64decode(text), "<i4")
+        numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
         rows = numbers.reshape(-1, self.num_layers, self.routing.top_k)[:, self.layers]
         low, high = int(rows.min(initial=0)), int(rows.max(initial=0))
         if low < 0 or high >= self.routing.experts:

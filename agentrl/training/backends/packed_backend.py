@@ -267,7 +267,7 @@ def _info_of(model: PackedModel) -> ModelInfo:
         float(scale),
         longest,
         model.shares_prefixes,
-        own and RoutingShape(own.num_layers, own.num_experts, own.top_k),
+        None if own is None else RoutingShape(own.num_layers, own.num_experts, own.top_k),
     )
 
 

@@ -94,7 +94,7 @@ def test_a_mixtures_layers_are_read_from_its_folder(mixture: Path, tmp_path: Pat
 
 
 def test_servers_keep_experts_where_they_are_wanted(mixture: Path) -> None:
-    place = EnginePlace(str(mixture), dtype="bfloat16", routed_experts=True)
+    place = EnginePlace(str(mixture), dtype="bfloat16", context_tokens=64, routed_experts=True)
     spec = SGLangEngineSpec(device="cuda", command=("launch",))
     asked = SGLangServers(place, spec)
     flag = "--enable-return-routed-experts"
@@ -110,7 +110,7 @@ def test_servers_keep_experts_where_they_are_wanted(mixture: Path) -> None:
 async def test_a_given_server_without_them_is_refused(
     mixture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = EnginePlace(str(mixture), routed_experts=True)
+    place = EnginePlace(str(mixture), context_tokens=64, routed_experts=True)
     given = SGLangEngineSpec(urls=("http://127.0.0.1:9",))
     client = SGLangServers(place, given).client("server 0", given.urls[0], WeightLabels("own"))
     info = {"model_path": str(mixture), "dtype": "float32"}

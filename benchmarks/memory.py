@@ -1,7 +1,8 @@
 """Memory: the bytes of a training step on paper, and how near the count is to live storages.
 
-``python -m benchmarks.memory`` counts Qwen3-8B and a 32B shape on 8 and 64 ranks, compares the same
-count at 125M with two real ranks over gloo, and writes the table of docs/scale.md.
+``python -m benchmarks.memory`` counts Qwen3-8B, a 32B shape and Qwen3-30B-A3B on 8 and 64 ranks,
+compares the same count at 125M with two real ranks over gloo, and writes the table of
+docs/scale.md.
 ``--only live`` or ``--only paper`` does one of the two.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from agentrl.training.parallel.process_group import Sharding
 from benchmarks.figures import ROOT, Figures, add_arguments
 from benchmarks.trainer.memory_count import GIB, Count, on_paper
 from benchmarks.trainer.ranks import RANKS, run_ranks
@@ -22,7 +24,17 @@ __all__ = ["table"]
 PAGE = ROOT / "docs" / "scale.md"
 MARK = "<!-- python -m benchmarks.memory writes what follows -->\n\n"
 ROW = (2048,) * 8  # 16,384 tokens
-CASES = (("8B", 8), ("8B", 64), ("32B", 8), ("32B", 64))
+CASES = (
+    ("8B", 8, 1),
+    ("8B", 64, 1),
+    ("32B", 8, 1),
+    ("32B", 64, 1),
+    ("30B-A3B", 8, 1),
+    ("30B-A3B", 8, 8),
+    ("30B-A3B", 64, 1),
+    ("30B-A3B", 64, 8),
+)
+"""Shape, ranks, and those that share the experts of a layer."""
 LIVE = (256, 256)
 MOST_GIB = 48
 NEAR = 0.05
@@ -49,10 +61,10 @@ def table(counts: Sequence[tuple[str, int, Count]]) -> str:
 def paper(figures: Figures) -> None:
     """The counts, and the page."""
     counts = []
-    for shape, ranks in CASES:
-        count = on_paper(shape, ranks, ROW)
-        counts.append((shape, ranks, count))
-        label = f"{shape} on {ranks} ranks, rows of {sum(ROW)} tokens: peak a rank"
+    for shape, ranks, ep in CASES:
+        count = on_paper(shape, ranks, ROW, sharding=Sharding(ep=ep))
+        counts.append((f"{shape}, `ep_size: {ep}`" if ep > 1 else shape, ranks, count))
+        label = f"{counts[-1][0]} on {ranks} ranks, rows of {sum(ROW)} tokens: peak a rank"
         if (shape, ranks) == ("8B", 8):
             figures.at_most(label, count.total / GIB, "GiB", MOST_GIB)
         else:

@@ -30,6 +30,7 @@ from agentrl.engines.torch import TorchEngine
 from agentrl.rollouts import make_batch
 from agentrl.training import Actor, ActorSpec, DistSpec, Layout, join, leave, shards
 from agentrl.training.data.partition import partition
+from agentrl.training.models.tiny import build_tiny_model
 from agentrl.types import (
     Batch,
     GenerateRequest,
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     figures = Figures()
     if arguments.only != "learning":
-        build_model(str(folder / "model"), initializer_range=0.1)
+        build_model(str(folder / "model"))
         report_mismatch(figures, compared(folder / "model"))
     if arguments.only != "mismatch":
         for seed in arguments.seeds:
@@ -79,20 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return figures.finish(arguments, seeds=list(arguments.seeds))
 
 
-def build_model(folder: str, seed: int = 0, initializer_range: float = 0.05) -> None:
-    """``model.build``: the code example's tokenizer, and a Qwen3-MoE of its widths with sixteen
-    narrow experts, of which a token goes through four."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    load_object("warmup.py:build_model", CODE)(folder, seed)
-    dense = AutoConfig.from_pretrained(folder).to_dict()
-    kept = {name: dense[name] for name in dense if name not in ("model_type", "architectures")}
-    experts = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 96}
-    own = {"norm_topk_prob": True, "initializer_range": initializer_range}
-    config = AutoConfig.for_model("qwen3_moe", **kept | experts | own)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+def build_model(folder: str, seed: int = 0) -> None:
+    """``model.build``: the code example's model with sixteen experts in the place of each MLP, of
+    which a token goes through four."""
+    demonstrations = load_object("warmup.py:demonstrations", CODE)(seed)
+    build_tiny_model(folder, demonstrations, seed=seed, vocab_size=480, experts=16, top_k=4)
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Settings of tiny models by their ``model_type``."""
 
 
-def write_family(folder: Path, family: str, *, vocab_size: int, seed: int = 3) -> Path:
-    """A model of a family, of two layers of width 32; its experts do not divide by two ranks."""
+def write_family(folder: Path, family: str, *, vocab_size: int, seed: int = 3, **own: Any) -> Path:
+    """A model of a family, of two layers of width 32, whose routers prefer experts clearly; these
+    do not divide by two ranks.
+
+    Args:
+        folder: made if missing.
+        family: its ``model_type``.
+        vocab_size: of the embeddings.
+        seed: of the weights.
+        own: settings of the configuration, instead of those here.
+    """
     settings = {
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -74,8 +83,14 @@ def write_family(folder: Path, family: str, *, vocab_size: int, seed: int = 3) -
         "max_position_embeddings": 512,
     }
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, vocab_size=vocab_size, **settings | FAMILIES[family])
+    config = AutoConfig.for_model(
+        family, vocab_size=vocab_size, **settings | FAMILIES[family] | own
+    )
     model: Any = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                parameter.mul_(40)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return folder

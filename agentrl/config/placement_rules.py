@@ -11,6 +11,7 @@ from agentrl.config.sections import MAIN_POOL, PLACED_ROLES, PlacementConfig, Po
 from agentrl.errors import did_you_mean
 from agentrl.training.parallel.layout_rules import (
     check_backend_ranks,
+    check_expert_ranks,
     check_ranks,
     shard_replicas,
 )
@@ -37,8 +38,12 @@ def _pool_layout_faults(stage: StageConfig, name: str, pool: PoolConfig) -> Iter
     train, key = stage.train, _pool_key(name)
     broken = [*broken_by(check_backend_ranks, train.backend, pool.world_size)]
     unequal = [*broken_by(check_ranks, pool.world_size, pool.tp_size, pool.sp_size)]
+    replicas = 1
     if train.shard == "hybrid" and not unequal:
         broken += broken_by(shard_replicas, pool.data_parallel, train.shard_size)
+        replicas = pool.data_parallel // (train.shard_size or pool.data_parallel)
+    if not broken + unequal:
+        broken += broken_by(check_expert_ranks, pool.world_size // replicas, train.ep_size)
     for one in broken + unequal:
         # a layer below knows one pool alone
         message = one.message.replace("PlacementConfig.", f"{key}.")

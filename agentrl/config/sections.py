@@ -79,7 +79,8 @@ class PoolConfig(Section):
     labels: dict[str, str] = Field(default_factory=dict)
     """Ray labels of the machines, such as ``{ray.io/accelerator-type: H100}``."""
     tp_size: Count = 1
-    """Ranks that hold each layer together (tensor parallelism of Qwen2, Qwen3 and Llama)."""
+    """Ranks that hold each layer together (tensor parallelism of Qwen2, Qwen3 and Llama, and of all
+    but the experts of Qwen3-MoE and Mixtral)."""
     sp_size: Count = 1
     """Ranks that hold each packed row together (sequence parallelism, Ulysses), so that
     ``micro_batch_tokens`` are divided among them."""

@@ -138,6 +138,13 @@ class TrainConfig(Section):
     gradient_sync: Annotated[Literal["micro_batch", "mini_batch"], _SHARDED] = "micro_batch"
     """When ranks sum gradients: after each micro-batch, so that each keeps a shard; or once an
     optimizer step, for which each keeps the whole gradient in float32."""
+    ep_size: Annotated[Count, _SHARDED] = 1
+    """Ranks that share the experts of each layer of a mixture and send each other the rows of their
+    tokens (expert parallelism of Qwen3-MoE, Mixtral and gpt-oss). What a rank holds of them is
+    sharded over the others."""
+    router_aux_loss: Weight = 0.0
+    """Weight of the loss that evens out the loads of a mixture's experts, by transformers' formula
+    over a mini-batch. It costs a further forward pass. 0 leaves the router to the algorithm."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Compute activations again in the backward instead of keeping them. ``selective`` keeps what
     costs most to make again: the results of attention and of every second matrix product."""

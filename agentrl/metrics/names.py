@@ -100,6 +100,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "policy/clip_frac_high": "share of tokens clipped from above",
         "policy/clip_frac_dual": "share of tokens whose cost algorithm.clip_dual bounded",
         "policy/nll": "mean negative logprob of the demonstrations' tokens in nats",
+        "moe/load_max/{layers}": "tokens of the expert with most in one of these mixtures of "
+        "experts, as a multiple of even loads; mixtures count from 0",
+        "moe/dead_experts/{layers}": "experts of these mixtures that no token of the update chose",
+        "moe/router_entropy/{layers}": "mean entropy of the routers over all experts in nats",
         "critic/loss": "the critic's loss",
         "critic/value": "mean value of a trained token's state, by the current critic",
         "critic/return": "mean of what it should be",
@@ -109,6 +113,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "critic/explained_variance": "share of the returns' variance that the critic foretold "
         "before the batch's first update",
         "critic/clip_frac": "share of tokens whose value algorithm.value_clip bounded",
+        "critic/moe/{kind}/{layers}": "the same of a critic with experts",
         "critic/optim/grad_norm": "norm of the critic's gradient before clipping",
         "critic/optim/lr": "the critic's learning rate",
         "critic/optim/skipped": "1 where a mini-batch had no trained token and took no step",

@@ -413,14 +413,16 @@ def other_folder(
 
 def model_settings(stage: StageConfig) -> dict[str, Any]:
     """How every model of a stage runs, trained or frozen: fields of ``ModelSpec``."""
+    train = stage.train
     return {
         "dtype": stage.dtype,
-        "backend": absolute(stage.train.backend, stage.base_dir),
+        "backend": absolute(train.backend, stage.base_dir),
         "attention": stage.model.attention,
-        "sharding": Sharding(stage.train.shard, stage.train.shard_size, stage.train.gradient_sync),
+        "sharding": Sharding(train.shard, train.shard_size, train.gradient_sync, train.ep_size),
+        "router_aux_loss": train.router_aux_loss,
         "head_dtype": stage.model.head_dtype,
-        "offload": stage.train.offload,
-        "compile": stage.train.compile,
+        "offload": train.offload,
+        "compile": train.compile,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
+from agentrl.engines.torch.model.families import is_mixture
 from agentrl.engines.weights import tensor_shapes
 from agentrl.errors import ConfigError, close_after
 from agentrl.metrics import (
@@ -150,6 +151,9 @@ def _beside(
         given = {**_learner(recipe), "optim": optim, "total_steps": recipe.optimizer_steps()}
     if "head_seed" in kind.__dataclass_fields__:
         given["head_seed"] = seed_for(stage.run.seed, f"{key.rpartition('.')[2]}_head")
+    if folder is not None and not is_mixture(folder):
+        # the stage's settings of experts are those of its model
+        given |= {"router_aux_loss": 0.0, "sharding": replace(given["sharding"], ep=1)}
     made: RoleSpec = kind(**(given | {"model_path": str(folder or recipe.model)} | settings))
     return made
 

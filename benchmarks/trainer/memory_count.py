@@ -4,6 +4,7 @@
   and nothing is allocated, whatever the model and the number of ranks.
 - Parameters, gradients and optimizer are counted from the shards. The peak of a forward and
   backward pass is that of all live storages, whose gathered layers come and go.
+- The experts of a mixture have even loads on paper.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.data.kernel_attention import Boundaries
 from agentrl.training.data.packing import Packed
+from agentrl.training.models import mixture
+from agentrl.training.models.mixture import Mixture
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.models.trunk import Recompute, wrap_blocks
 from agentrl.training.parallel.process_group import FULL, SHARED, Sharding
@@ -142,8 +145,12 @@ def _largest_gathered(backend: PackedBackend) -> int:
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group
             params = [] if group is None else group.fsdp_params
-            sizes[module] = sum(one.sharded_param.numel() for one in params)
+            sizes[module] = sum(one._orig_size.numel() for one in params)
     root = sizes.pop(backend.model, 0)
+    for block in backend.model.blocks():
+        # experts that are gathered apart are so while their layer is
+        inner = [one.experts for one in block.modules() if isinstance(one, Mixture)]
+        sizes[block] += sum(sizes.pop(one, 0) for one in inner)
     itemsize = int(backend.dtype.itemsize)
     return (root + sum(sorted(sizes.values())[-2:])) * itemsize
 
@@ -162,6 +169,32 @@ def random_policy(shape: str, attention: str, recompute: Recompute) -> PolicyMod
     if recompute:
         wrap_blocks(model.blocks(), recompute=recompute, compiles=False)
     return model
+
+
+class _EvenLoads:
+    """What of a mixture depends on the values of tensors, with even loads in their place."""
+
+    def __init__(self) -> None:
+        self._right = mixture.grouped_product, Mixture._on_ranks, Fsdp2Backend._loads
+
+    def __enter__(self) -> None:
+        # the gradient is of the whole stack here, too
+        mixture.grouped_product = lambda rows, matrices, _ends: rows @ matrices[0]
+        Mixture._on_ranks = _on_even_ranks  # type: ignore[method-assign]
+        Fsdp2Backend._loads = lambda _self: None  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        mixture.grouped_product, Mixture._on_ranks, Fsdp2Backend._loads = self._right  # type: ignore[method-assign]
+
+
+def _on_even_ranks(one: Mixture, pairs: Tensor, ends: Tensor) -> Tensor:
+    ranks = one._ranks
+    assert ranks is not None
+    sizes = [pairs.shape[0] // ranks.size()] * ranks.size()
+    order = torch.arange(pairs.shape[0])
+    come = mixture.spread(mixture.exchange_rows(pairs, sizes, sizes, ranks), order, order, 1)
+    made = mixture.spread(one.experts(come, ends), order, order, 1)
+    return mixture.exchange_rows(made, sizes, sizes, ranks)
 
 
 @contextmanager
@@ -213,7 +246,7 @@ def on_paper(
             boundaries = Boundaries(fake.from_tensor(ends), max(lengths))
             arguments = {"boundaries": boundaries}
             backend.model._attention_arguments = lambda *_: arguments  # type: ignore[method-assign]
-        with fake:
+        with fake, _EvenLoads():
             return count_step(backend, replace(packed, columns={}, **tensors), OptimSpec())
 
 

@@ -1,4 +1,4 @@
-"""Shapes of Qwen3 models, and packed rows for them."""
+"""Shapes of Qwen3 and Qwen3-MoE models, and packed rows for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from agentrl.training.data.packing import Packed, PackedMicroBatches
 from agentrl.types import Batch, BatchShard, SegmentKind
@@ -67,21 +72,30 @@ SHAPES: Mapping[str, Mapping[str, int | bool]] = {
         **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 25_600},
         **{"vocab_size": 151_936, "tie_word_embeddings": False},
     },
+    "30B-A3B": {
+        **{"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32},
+        **{"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 6144},
+        **{"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        **{"vocab_size": 151_936, "tie_word_embeddings": False},
+    },
 }
 """Of Qwen3's own sizes those from 0.6B on; the others are for a CPU."""
 
 
-def config_of(name: str) -> Qwen3Config:
+def config_of(name: str) -> Qwen3Config | Qwen3MoeConfig:
     """The configuration of a shape."""
-    return Qwen3Config(**SHAPES[name], max_position_embeddings=40_960)
+    shape = SHAPES[name]
+    kind = Qwen3MoeConfig if "num_experts" in shape else Qwen3Config
+    return kind(**shape, max_position_embeddings=40_960)
 
 
-def random_model(name: str, attention: str) -> Qwen3ForCausalLM:
+def random_model(name: str, attention: str) -> PreTrainedModel:
     """A model of random weights in float32."""
     torch.manual_seed(0)
-    config = config_of(name)
-    config._attn_implementation = attention
-    return Qwen3ForCausalLM(config).train()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config_of(name), attn_implementation=attention
+    )
+    return model.train()
 
 
 def batch_of(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> Batch:

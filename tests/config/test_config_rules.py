@@ -91,6 +91,14 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("placement: {world_size: 8, tp_size: 2}\ntrain: {shard: hybrid, shard_size: 3}",
          "train.shard_size must divide the 4 data-parallel ranks (placement.world_size / "
          "placement.tp_size / placement.sp_size), got 3"),
+        ("placement: {world_size: 4}\ntrain: {ep_size: 3}",
+         "train.ep_size must divide the ranks that share one copy of the weights "
+         "(placement.world_size, under train.shard='hybrid' a group of train.shard_size * "
+         "tp_size * sp_size), 4 here, got 3"),
+        ("placement: {world_size: 8, tp_size: 2}\n"
+         "train: {shard: hybrid, shard_size: 2, ep_size: 8}",
+         "train.shard_size * tp_size * sp_size), 4 here, got 8"),
+        ("train: {router_aux_loss: -0.1}", "train.router_aux_loss must be at least 0"),
         ("train: {shard_size: 2}", "train.shard_size=2 does nothing with train.shard='full'"),
         ("train: {backend: plain, shard: grad_op}",
          "train.shard='grad_op' does nothing with train.backend='plain'; leave it out, or set "

@@ -56,7 +56,7 @@ GIVEN: dict[str, Any] = {
     "agents": {"b": {"train": False}}, "args": {"a": 1}, "before": False,
     "build_args": {"a": 1}, "cap": 3.0, "constant_tokens": 7, "conversational": False,
     "discount": 0.5, "describe_tools_in_prompt": False, "docker": {"cpus": 1.0},
-    "endpoints": ["http://127.0.0.1:1"], "entry_point": "a.py:E", "env": {"A": "b"},
+    "ep_size": 2, "endpoints": ["http://127.0.0.1:1"], "entry_point": "a.py:E", "env": {"A": "b"},
     "every": 3, "final_fraction": 0.5, "flat_fraction": 0.5, "floor": 0.5,
     "gradient_sync": "mini_batch", "greedy": False, "kl_cap": 3.0, "kl_estimator": "k2",
     "kl_horizon": 3, "kl_target": 0.5, "kl_weighted": True, "lam": 0.5,
@@ -98,6 +98,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "env.agents.x.openai": {"env": {"agents": {"x": {"train": False}}}},
     "rollout.on_stale": CORRECTED,
+    "train.ep_size": {"placement": {"world_size": 2}},
     "rollout.pause_mode": CORRECTED,
 }
 """What other rules ask for beside a field."""

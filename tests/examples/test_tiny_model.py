@@ -137,6 +137,17 @@ def test_equal_seeds_give_equal_files(tmp_path: Path) -> None:
     ).read_bytes()
 
 
+def test_experts_of_a_token_are_as_wide_as_an_mlp(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    rows = list(islice(load("code", "warmup.py:demonstrations")(0), 50))
+    build_tiny_model(tmp_path, rows, num_demonstrations=50, experts=4, top_k=2)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(model).__name__ == "Qwen3MoeForCausalLM"
+    shapes = {tuple(layer.mlp.experts.down_proj.shape) for layer in model.model.layers}
+    assert shapes == {(4, 128, 384 // 2)}
+
+
 def test_building_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
     import torch
 

@@ -12,9 +12,11 @@ import pytest
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.training.models.tiny import build_tiny_model
 from agentrl.types.routing import recorded
 from tests.run import tiny_task
 from tests.run.tiny_run import CONFIG, metrics, train
+from tests.run.tiny_task import demonstrations
 
 pytestmark = pytest.mark.slow
 
@@ -31,18 +33,17 @@ MIXTURE = (
 
 
 def build_mixture(folder: Path, seed: int, layers: int = 2) -> None:
-    """The task's tokenizer, and a Qwen3-MoE."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tiny_task.build_model(folder, seed)
-    dense = AutoConfig.from_pretrained(folder).to_dict()
-    kept = {name: dense[name] for name in dense if name not in ("model_type", "architectures")}
-    own = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    own |= {"num_hidden_layers": layers, "layer_types": None}
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model("qwen3_moe", **kept | own)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    """The task's model with experts."""
+    sizes = {"hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48, "layers": layers}
+    build_tiny_model(
+        folder,
+        demonstrations(seed),
+        seed=seed,
+        num_demonstrations=40,
+        vocab_size=300,
+        experts=8,
+        **sizes,
+    )
 
 
 def build_deeper(folder: Path, seed: int) -> None:

@@ -49,6 +49,8 @@ from tests.training.harness import layout, make_batch, make_siblings, prefixes
 FROZEN = OptimSpec(lr=0.0, betas=(0.0, 0.0), clip_grad_norm=None)
 """AdamW whose first moment is the gradient itself, and which moves nothing."""
 MOVING = OptimSpec(lr=1e-3, clip_grad_norm=0.1)
+MUON = OptimSpec(name="muon", lr=1e-3, muon_lr=1e-3, clip_grad_norm=0.1)
+"""Of a mixture of experts, so that stacks of matrices move by it."""
 MICRO_BATCHES = (30, 1000)
 LENGTHS = (13, 1, 21, 6, 17, 2, 5, 30)
 """A sample of one token, and rows that neither 2 nor 4 divides."""
@@ -80,6 +82,10 @@ class Layout:
         return self.algorithms[0] == "grpo" and self.dtype == "float64"
 
     @property
+    def moving(self) -> OptimSpec:
+        return MUON if self.model == "experts" else MOVING
+
+    @property
     def cases(self) -> list[tuple[str, int]]:
         """Batches and sizes of micro-batches: each with each where several algorithms are compared,
         and otherwise each once."""
@@ -94,6 +100,7 @@ class Layout:
         own = self.sharding
         parts = [f"{self.model} on {self.world_size}", f"tp{self.tp}", f"sp{self.sp}", own.mode]
         parts += [own.gradient_sync] if own.gradient_sync != "micro_batch" else []
+        parts += [f"ep{own.ep}"] if own.ep > 1 else []
         parts += [self.dtype] if self.dtype != "float64" else []
         return " ".join([*parts, *(["recomputed"] if self.gradient_checkpointing else [])])
 
@@ -114,6 +121,17 @@ LAYOUTS = (
     Layout(2, sp=2, model="sliding", algorithms=("grpo",), gradient_checkpointing=True),
     Layout(2, tp=2, dtype="float32", algorithms=("grpo",)),
     Layout(2, sp=2, dtype="float32", algorithms=("gspo",)),
+    Layout(2, model="experts", algorithms=("grpo",)),
+    Layout(2, model="experts", sharding=Sharding(ep=2), algorithms=("grpo", "ppo")),
+    Layout(2, tp=2, model="experts", algorithms=("grpo",), gradient_checkpointing=True),
+    Layout(
+        2,
+        model="mixtral",
+        tp=2,
+        sharding=Sharding("grad_op", gradient_sync="mini_batch", ep=2),
+        algorithms=("grpo",),
+        gradient_checkpointing=True,
+    ),
     Layout(4),
     Layout(4, tp=2),
     Layout(4, sp=2),
@@ -124,6 +142,11 @@ LAYOUTS = (
     Layout(4, tp=2, sharding=Sharding("hybrid", 1), algorithms=("grpo",)),
     Layout(4, sp=2, sharding=Sharding("grad_op"), algorithms=("grpo",)),
     Layout(4, tp=2, sharding=ONCE, algorithms=("grpo",), model="untied"),
+    Layout(4, model="experts", algorithms=("grpo",)),
+    Layout(4, model="experts", sharding=Sharding(ep=2), algorithms=("grpo",)),
+    Layout(4, model="experts", sharding=Sharding(ep=4), algorithms=("grpo",)),
+    Layout(4, model="experts", sp=2, sharding=Sharding("hybrid", 1, ep=2), algorithms=("grpo",)),
+    Layout(4, model="experts", tp=2, sharding=Sharding(ep=2), algorithms=("grpo",)),
 )
 
 
@@ -233,7 +256,7 @@ def trained(models: Path, own: Layout, ranks: Ranks, folder: Path) -> dict[str, 
     """Clipped steps, and what is saved, published, exported and refused afterwards."""
     algorithm = make_algorithm("sft")
     path = str(models / own.model)
-    spec = ActorSpec(path, algorithm, MOVING, dtype=own.dtype, sharding=own.sharding)  # type: ignore[arg-type]
+    spec = ActorSpec(path, algorithm, own.moving, dtype=own.dtype, sharding=own.sharding)  # type: ignore[arg-type]
     actor = Actor(spec, ranks.place)
     batch = BATCHES["plain"]()
     stats = [ranks.update(actor, batch, 30) for _ in range(3)]

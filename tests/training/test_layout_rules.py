@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import GPT2Config, Qwen3Config, Qwen3ForCausalLM, Qwen3NextConfig
+from transformers import (
+    GPT2Config,
+    GptOssConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3NextConfig,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import agentrl
@@ -18,7 +26,8 @@ from agentrl.errors import ConfigError
 from agentrl.training import DistSpec
 from agentrl.training.data.packing import Cut, padded_spans, slice_row
 from agentrl.training.data.prefix_tree import ROOT, Span
-from agentrl.training.parallel.process_group import Sharding, num_replicas
+from agentrl.training.models.mixture import check_expert_parallel
+from agentrl.training.parallel.process_group import Sharding, expert_mesh, num_replicas
 from agentrl.training.parallel.sequence_parallel import check_sequence_parallel
 from agentrl.training.parallel.tensor_parallel import check_tensor_parallel
 from agentrl.training.roles.policy import Reference, ReferenceSpec
@@ -82,9 +91,58 @@ def test_a_size_that_divides_is_accepted(tp: int) -> None:
 
 
 def test_another_family_is_refused_by_name() -> None:
-    message = "PlacementConfig.tp_size=2 divides models of llama, qwen2, qwen3, got 'gpt2' as the "
+    message = (
+        "PlacementConfig.tp_size=2 divides models of llama, qwen2, qwen3, qwen3_moe, mixtral, got "
+        "'gpt2' as the "
+    )
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_tensor_parallel(GPT2Config(), 2, NAMED)
+
+
+def test_a_mixture_whose_attention_cannot_be_divided_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="got 'gpt_oss' as the family of"):
+        check_tensor_parallel(GptOssConfig(), 2, NAMED)
+
+
+def test_an_mlp_that_no_layer_of_a_mixture_has_is_not_divided() -> None:
+    odd = SHAPE | {"intermediate_size": 90}
+    check_tensor_parallel(Qwen3MoeConfig(**odd), 4, NAMED)
+    with pytest.raises(ConfigError, match="must divide the 90 units of each MLP of"):
+        check_tensor_parallel(Qwen3MoeConfig(**odd, mlp_only_layers=[0]), 4, NAMED)
+
+
+def test_a_dense_model_has_no_experts_to_divide() -> None:
+    message = (
+        "TrainConfig.ep_size=2 divides the experts of qwen3_moe, mixtral, gpt_oss, got 'qwen3' as "
+        f"the family of {NAMED}; set TrainConfig.ep_size=1"
+    )
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_expert_parallel(Qwen3Config(**SHAPE), 2, NAMED)
+    check_expert_parallel(Qwen3Config(**SHAPE), 1, NAMED)
+
+
+@pytest.mark.parametrize(
+    "config", [Qwen3MoeConfig(num_experts=6), MixtralConfig(num_local_experts=6)]
+)
+def test_experts_that_ep_does_not_divide_are_refused(config: Any) -> None:
+    message = (
+        f"TrainConfig.ep_size must divide the 6 experts of each layer of {NAMED}, got 4; set one"
+    )
+    with pytest.raises(ConfigError, match=re.escape(message) + " of 1, 2, 3, 6$"):
+        check_expert_parallel(config, 4, NAMED)
+    check_expert_parallel(config, 3, NAMED)
+
+
+def test_ranks_that_ep_does_not_divide_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"TrainConfig\.ep_size must divide.* 6 here, got 4; set a"
+    ):
+        expert_mesh(DistSpec(world_size=6), Sharding(ep=4))
+    # two replicas of two ranks each
+    with pytest.raises(
+        ConfigError, match=r"TrainConfig\.shard_size \* tp_size.* 2 here, got 4; set a"
+    ):
+        expert_mesh(DistSpec(world_size=4), Sharding("hybrid", 2, ep=4))
 
 
 def test_heads_that_sp_does_not_divide_are_refused() -> None:
@@ -145,11 +203,13 @@ def test_a_token_belongs_to_the_slice_of_the_position_before_it() -> None:
         "logit_of": np.array([0, 1, 2]),
         "targets": np.array([12, 13, 16]),
         "ends": np.array([6, 3]),
+        "copies": np.array([2, 1, 1, 1, 1, 1, 1]),
     }
     parts = [slice_row(arrays, np.array([1, 2, 5]), Cut(4, part)) for part in range(4)]
     assert [part.arrays["targets"].tolist() for part in parts] == [[12], [13], [16], []]
     assert [part.arrays["logit_rows"].tolist() for part in parts] == [[1], [0], [1], []]
     assert [part.arrays["token_ids"].tolist() for part in parts][2:] == [[14, 15], [16, 0]]
+    assert [part.arrays["copies"].tolist() for part in parts][::3] == [[2, 1], [1, 0]]
     assert parts[0].counts == (1, 1, 1, 0)
     # the second sample ends in the second slice, the first one in the last
     assert parts[0].end_counts == (0, 1, 0, 1)

@@ -22,7 +22,7 @@ from transformers import (
 
 from agentrl.training import DistSpec, join, leave
 from agentrl.training.fsdp.checkpoint_export import export_checkpoint
-from tests.tiny_models import SLIDING
+from tests.tiny_models import SLIDING, write_family
 from tests.training.harness import VOCAB, make_actor, write_model
 from tests.training.layout_rank import BUGS, LAYOUTS, SQUARE, Layout, Ranks, compared, trained
 from tests.training.ranks import run_ranks
@@ -73,6 +73,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(llama).save_pretrained(folder / "llama")
     for name in ("qwen2", "llama"):
         (folder / name / "tokenizer.json").write_text("{}")
+    write_family(folder / "experts", "qwen3_moe", vocab_size=VOCAB, num_experts=4)
+    write_family(folder / "mixtral", "mixtral", vocab_size=VOCAB, num_local_experts=4)
     return folder
 
 
@@ -179,7 +181,7 @@ def test_a_checkpoint_goes_on_in_any_layout(
     # one rank's checkpoint, on this layout
     assert found["resumed"] == pytest.approx(alone[f"{own.model} trained"]["resumed"], rel=1e-9)
     # this layout's, on one rank
-    actor = make_actor(str(models / own.model), "sft", dtype="float64")
+    actor = make_actor(str(models / own.model), "sft", dtype="float64", optim=own.moving)
     actor.load(found["folder"])
     for name, weight in actor.weights():
         assert torch.equal(weight, found["weights"][name]), name

@@ -5,21 +5,38 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from agentrl.engines import EnginePlace
+from agentrl.engines.torch import TorchEngineSpec
 from agentrl.engines.torch.model.families import MIXTURES
 from agentrl.errors import ConfigError
+from agentrl.metrics.names import describe
 from agentrl.training.data.prefix_tree import ROOT, Span
-from agentrl.training.models import mixture
-from agentrl.training.models.mixture import Mixture, grouped_product, use_mixtures
+from agentrl.training.models import mixture, trunk
+from agentrl.training.models.expert_loads import ExpertLoads
+from agentrl.training.models.mixture import (
+    Balance,
+    Mixture,
+    Routed,
+    Routing,
+    grouped_product,
+    use_mixtures,
+)
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel
+from agentrl.types import SegmentKind
+from tests.engines.tiny import publish, request, sampled
 from tests.tiny_models import write_family
-from tests.whole_models import load_policy
+from tests.training.harness import gradients as step_gradients
+from tests.training.harness import make_actor, make_batch, make_siblings, update
+from tests.whole_models import CPU, load_policy
 
 VOCAB = 61
 SIZES = (7, 1, 5)
@@ -41,21 +58,6 @@ class InFloat64(TorchFunctionMode):
         if of_float64 and kwargs.get("dtype") == torch.float32:
             kwargs["dtype"] = torch.float64
         return func(*args, **kwargs)
-
-
-def sharpened(model: Any) -> Any:
-    """Routers whose experts differ clearly from token to token."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith(("gate.weight", "router.weight")):
-                parameter.mul_(40)
-    return model
-
-
-def own_model(folder: Path, **spec: Any) -> PolicyModel:
-    model = load_policy(ModelSpec(str(folder), **spec))
-    sharpened(model.hf)
-    return model
 
 
 def tokens() -> Tensor:
@@ -83,12 +85,10 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("family", TRAINED)
 def test_every_gradient_is_that_of_transformers_eager_forward(family: str, tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", family, vocab_size=VOCAB)
-    model = own_model(folder, dtype="float64")
+    model = load_policy(ModelSpec(str(folder), dtype="float64"))
     found = gradients(model.hf, loss_of(model.head(packed_hidden(model))))
-    theirs = sharpened(
-        AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
-        )
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     )
     with InFloat64():
         logits = [theirs(part[None]).logits[0] for part in tokens().split(SIZES)]
@@ -127,9 +127,13 @@ def family_mixture(family: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "family, settings",
-    [("qwen3_moe", {"norm_topk_prob": True}), ("qwen3_moe", {"norm_topk_prob": False})]
-    + [("mixtral", {}), ("gpt_oss", {})],
+    ("family", "settings"),
+    [
+        ("qwen3_moe", {"norm_topk_prob": True}),
+        ("qwen3_moe", {"norm_topk_prob": False}),
+        ("mixtral", {}),
+        ("gpt_oss", {}),
+    ],
 )
 def test_a_mixture_is_its_familys(family: str, settings: dict[str, Any]) -> None:
     model = family_mixture(family, **settings)
@@ -171,7 +175,7 @@ def test_a_family_that_computes_otherwise_is_refused_by_name(
 
 def test_the_router_is_float32_in_bfloat16(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
-    model = own_model(folder).to(torch.bfloat16)
+    model = load_policy(ModelSpec(str(folder))).to(torch.bfloat16)
     assert model.routing is not None
     block: Any = model.blocks()[0]
     rows = torch.randn(9, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
@@ -186,7 +190,7 @@ def test_the_router_is_float32_in_bfloat16(tmp_path: Path) -> None:
 
 def test_a_token_keeps_its_experts_whatever_is_packed_beside_it(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
-    model = own_model(folder)
+    model = load_policy(ModelSpec(str(folder)))
     assert model.routing is not None
     together = packed_hidden(model)
     experts = [model.routing.last[layer].experts for layer in range(2)]
@@ -206,7 +210,7 @@ def test_a_token_keeps_its_experts_whatever_is_packed_beside_it(tmp_path: Path) 
 
 def test_given_experts_compute_a_token_with_gates_of_its_own_logits(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
-    model = own_model(folder, dtype="float64")
+    model = load_policy(ModelSpec(str(folder), dtype="float64"))
     routing = model.routing
     assert routing is not None
     free = packed_hidden(model)
@@ -228,7 +232,7 @@ def test_given_experts_compute_a_token_with_gates_of_its_own_logits(tmp_path: Pa
 
 def test_a_token_without_given_experts_routes_itself(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
-    model = own_model(folder)
+    model = load_policy(ModelSpec(str(folder)))
     assert model.routing is not None
     free = packed_hidden(model)
     own = model.routing.last[0].experts.clone()
@@ -242,7 +246,7 @@ def test_a_token_without_given_experts_routes_itself(tmp_path: Path) -> None:
 
 def test_given_experts_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
-    model = own_model(folder)
+    model = load_policy(ModelSpec(str(folder)))
     with pytest.raises(ValueError, match=r"\[tokens, 2 mixtures, 2 experts a token\], got \[13, 3"):
         packed_hidden(model, torch.zeros(13, 3, 2))
 
@@ -258,7 +262,8 @@ def test_a_grouped_product_is_that_of_each_experts_rows(monkeypatch: pytest.Monk
         stack = torch.randn(3, 8, 16, generator=generator).requires_grad_()
         found = grouped_product(rows, stack.transpose(-2, -1), ends)
         found.backward(torch.randn(10, 8, generator=generator))
-        assert stack.grad is not None and not stack.grad[1].any()
+        assert stack.grad is not None
+        assert not stack.grad[1].any()
         answers.append((found, rows.grad, stack.grad))
     for one, other in zip(*answers, strict=True):
         torch.testing.assert_close(one, other)
@@ -268,3 +273,139 @@ def test_a_grouped_product_is_that_of_each_experts_rows(monkeypatch: pytest.Monk
 def test_a_dense_model_has_no_routing(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", "qwen3", vocab_size=VOCAB)
     assert load_policy(ModelSpec(str(folder))).routing is None
+
+
+def test_the_balancing_loss_is_transformers(tmp_path: Path) -> None:
+    """Two samples of one prompt, which the packed row holds once; and a filler."""
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
+    model = load_policy(ModelSpec(str(folder), dtype="float64"))
+    routing = model.routing
+    assert routing is not None
+    ids = tokens()
+    spans = [Span(ROOT, 0, 4), Span(0, 4, 3), Span(0, 4, 2), Span(ROOT, 0, 4)]
+    positions = torch.tensor([0, 1, 2, 3, 4, 5, 6, 4, 5, 0, 1, 2, 3])
+    copies = torch.tensor([2] * 4 + [1] * 5 + [0] * 4)
+    loads = ExpertLoads(routing, CPU)
+
+    def forward() -> Tensor:
+        return model.hidden(ids, positions[None], spans, torch.arange(13))
+
+    with torch.no_grad():
+        forward()
+        loads.add(copies)
+    routing.balance = Balance(loads.balance(0.3), copies)
+    found = gradients(model.hf, (forward() * 0.0).sum())
+
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    )
+    padded = torch.stack([ids[:7], torch.cat([ids[:4], ids[7:9], ids[:1]])])
+    mask = torch.tensor([[1] * 7, [1] * 6 + [0]])
+    with InFloat64():
+        answer = theirs(padded, attention_mask=mask, output_router_logits=True)
+        loss = load_balancing_loss_func(answer.router_logits, 3, 2, mask)
+        expected = gradients(theirs, 0.3 * loss)
+    for name, gradient in expected.items():
+        if gradient is not None:
+            torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-9)
+    assert found["model.layers.0.mlp.gate.weight"].abs().max() > 1e-4
+
+
+def test_loads_are_counted_by_samples_and_told_by_groups_of_layers() -> None:
+    routing = Routing(num_experts=3, top_k=2, num_layers=2)
+    loads = ExpertLoads(routing, CPU)
+    # four tokens, of which two samples hold the first and none the last
+    copies = torch.tensor([2, 1, 1, 0])
+    experts = torch.tensor([[0, 1], [1, 0], [0, 1], [2, 1]])
+    routing.last = {
+        0: Routed(experts, torch.tensor([0.5, 1.0, 0.0, 9.0])),
+        1: Routed(torch.tensor([[0, 1], [2, 1]]), torch.tensor([1.0, 1.0]), first=1),
+    }
+    loads.add(copies)
+    assert loads.metrics() == pytest.approx(
+        {
+            # 4 tokens of 2 experts each over 3 experts: 8/3 each where loads are even
+            "moe/load_max/0": 4 / (8 / 3),
+            "moe/dead_experts/0": 1.0,
+            "moe/router_entropy/0": 0.5,
+            # a slice of the row: the tokens in its middle
+            "moe/load_max/1": 2 / (4 / 3),
+            "moe/dead_experts/1": 0.0,
+            "moe/router_entropy/1": 1.0,
+        }
+    )
+    assert all(describe(name) for name in loads.metrics())
+    # of all 6 tokens in both: expert 0 has 5 of them, 1 has 6, 2 has 1
+    assert loads.shares().tolist() == pytest.approx([5 / 6, 1.0, 1 / 6])
+
+
+def test_an_update_counts_loads_and_its_balancing_loss_has_no_micro_batches(
+    tmp_path: Path,
+) -> None:
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=96)
+    batch = make_siblings()
+    made = {}
+    for coefficient, tokens_a_row in ((0.5, 30), (0.5, 1000), (0.0, 1000)):
+        actor = make_actor(str(folder), "sft", dtype="float64", router_aux_loss=coefficient)
+        stats = update(actor, batch, tokens_a_row)
+        found = {name: stat.mean for name, stat in stats.items() if name.startswith("moe/")}
+        made[coefficient, tokens_a_row] = step_gradients(actor), found
+    one, other, without = made.values()
+    assert one[1] == pytest.approx(other[1])
+    assert set(one[1]) == {
+        f"moe/{name}/{layer}"
+        for name in ("load_max", "dead_experts", "router_entropy")
+        for layer in (0, 1)
+    }
+    for name, gradient in one[0].items():
+        torch.testing.assert_close(gradient, other[0][name], rtol=1e-9, atol=1e-10)
+    name = "hf.model.layers.0.mlp.gate.weight"
+    assert (one[0][name] - without[0][name]).abs().max() > 1e-3
+
+
+def test_a_balancing_loss_of_a_dense_model_is_refused(model_path: str) -> None:
+    with pytest.raises(ConfigError, match=r"TrainConfig\.router_aux_loss=0\.5 .*got 'qwen3' as"):
+        make_actor(model_path, router_aux_loss=0.5)
+
+
+def test_the_products_of_a_token_are_counted_with_its_own_experts(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=96)
+    info = make_actor(str(folder), "sft").backend.info
+    # in each of two layers one of three experts of 3 · 24 · 32 numbers is idle
+    assert info.num_active == info.num_parameters - 2 * 3 * 24 * 32
+
+
+async def test_what_is_published_gives_torchs_engine_the_trainers_logprobs(tmp_path: Path) -> None:
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=96)
+    actor = make_actor(str(folder), "sft")
+    update(actor, make_batch(kind=SegmentKind.TARGET))
+    engine = TorchEngineSpec().build(EnginePlace(str(folder), context_tokens=64))
+    try:
+        publish(engine, 1, {name: weight.clone() for name, weight in actor.weights()})
+        prompt = np.arange(5, 17, dtype=np.int32)
+        ids, logprobs = sampled(await engine.generate(request(prompt, max_new_tokens=20)))
+        assert engine.checksum() == actor.checksum()
+    finally:
+        engine.close()
+    row = torch.from_numpy(np.concatenate([prompt, ids])).long()
+    model: PolicyModel = actor.backend.model
+    with torch.no_grad():
+        places = torch.arange(row.numel())
+        hidden = model.hidden(row, places[None], [Span(ROOT, 0, row.numel())], places)
+        own = model.answers(hidden).log_softmax(-1)
+    expected = own[prompt.size - 1 : -1].gather(1, row[prompt.size :, None])[:, 0].numpy()
+    assert np.abs(expected - logprobs).max() <= 1e-4
+
+
+@pytest.mark.slow
+def test_compiled_layers_leave_experts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trunk, "COMPILER", "aot_eager")
+    folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=96)
+    batch = make_batch(kind=SegmentKind.TARGET)
+    found = []
+    for compiles in (False, True):
+        actor = make_actor(str(folder), "sft", dtype="float64", compile=compiles)
+        update(actor, batch, 40)
+        found.append(step_gradients(actor))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-9, atol=1e-10)

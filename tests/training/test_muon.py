@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from agentrl.training.models.mixture import use_mixtures
 from agentrl.training.optim import muon
 from agentrl.training.optim.muon import Muon
 from agentrl.training.optim.optim_spec import OptimSpec
@@ -92,6 +93,7 @@ def test_experts_are_muons_and_the_router_is_not() -> None:
         num_experts_per_tok=2,
     )
     model = AutoModelForCausalLM.from_config(config)
+    use_mixtures(model)
     rest, hidden = build_optimizers(OptimSpec(name="muon"), model, model.lm_head)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     held = {names[id(one)] for group in hidden.param_groups for one in group["params"]}

@@ -120,6 +120,7 @@ class ModelInfo:
         shares_prefixes: whether it computes the common beginning of a micro-batch's samples once.
         routing: of a mixture whose tokens go through the experts that they are given
             (``Packed.experts``).
+        num_active: parameters that compute a token, with its experts alone; None is all.
     """
 
     num_parameters: int
@@ -128,6 +129,7 @@ class ModelInfo:
     max_tokens: int | None = None
     shares_prefixes: bool = False
     routing: RoutingShape | None = None
+    num_active: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.fsdp.sharding import shard_over, without_gradients
-from agentrl.training.parallel.process_group import DistSpec, rank_mesh
+from agentrl.training.parallel.process_group import DistSpec, expert_mesh, rank_mesh
 
 
 class Fsdp2Backend(PackedBackend):
@@ -29,9 +29,17 @@ class Fsdp2Backend(PackedBackend):
 
     def _prepare(self, place: DistSpec) -> None:
         mesh = rank_mesh(place, self.sharding)
-        self.model.divide(mesh)
-        keep = self.sharding.mode == "grad_op"
-        shard_over(self.model, mesh.data, dtype=self.dtype, keep_gathered=keep)
+        experts = None
+        if self.model.routing is not None and max(place.tp, self.sharding.ep) > 1:
+            experts = expert_mesh(place, self.sharding)
+        self.model.divide(mesh, experts)
+        shard_over(
+            self.model,
+            mesh.data,
+            None if experts is None else experts.data,
+            dtype=self.dtype,
+            keep_gathered=self.sharding.mode == "grad_op",
+        )
         # Last, so that each rank reads its own shards alone.
         self.model.fill(torch.device(place.device))
 

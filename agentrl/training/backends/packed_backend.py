@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from agentrl.engines.torch.model.families import MIXTURES
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import (
     Loss,
@@ -31,6 +32,8 @@ from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.fsdp.weights import full_weights, weight_parts
+from agentrl.training.models.expert_loads import ExpertLoads
+from agentrl.training.models.mixture import Balance, Routing
 from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, PackedModel, check_layout
 from agentrl.training.models.policy_model import open_policy
@@ -54,11 +57,13 @@ class PackedBackend(TrainBackend):
         sharding: over ranks, where the backend shards.
 
     Attributes:
+        router_aux_loss: the weight of the loss that evens out the loads of experts.
         optimizers: none before ``optimize_by``.
         residency: what of it lies on the device.
     """
 
     model: PackedModel
+    router_aux_loss = 0.0
 
     def __init__(
         self,
@@ -84,7 +89,8 @@ class PackedBackend(TrainBackend):
         """See ``TrainBackend.build``."""
         if spec.deterministic:
             _use_deterministic_kernels()
-        check_layout(spec.model_path, f"{spec.setting}={spec.model_path!r}", place.tp, place.sp)
+        named, ep = f"{spec.setting}={spec.model_path!r}", spec.sharding.ep
+        check_layout(spec.model_path, named, place.tp, place.sp, ep)
         model = _open(spec, asked, torch.device(place.device))
         if spec.head_dtype is not None:
             if not isinstance(model.head, torch.nn.Linear):
@@ -93,6 +99,12 @@ class PackedBackend(TrainBackend):
                     f"a {type(model.head).__name__}; leave it out, or choose another family"
                 )
             model.head_dtype = torch_dtype(spec.head_dtype)
+        if spec.router_aux_loss and model.routing is None:
+            raise ConfigError(
+                f"TrainConfig.router_aux_loss={spec.router_aux_loss:g} evens out the experts of "
+                f"{', '.join(MIXTURES)}, got {model.config.get_text_config().model_type!r} as the "
+                f"family of {named}; leave it out"
+            )
         if spec.compile:
             # chosen rows would make a graph for each of their numbers
             model.skips_mlp_rows = False
@@ -103,6 +115,7 @@ class PackedBackend(TrainBackend):
         if not asked.trains:
             model.requires_grad_(False)
         made = cls(model, place, torch_dtype(spec.dtype), spec.sharding)
+        made.router_aux_loss = spec.router_aux_loss
         made.residency.always = OFFLOADED[spec.offload]
         # Nothing is kept away for an engine yet; what is always offloaded leaves the device.
         made.keep_away(())
@@ -122,11 +135,46 @@ class PackedBackend(TrainBackend):
 
     def run(self, micro_batches: MicroBatches, loss: Loss) -> StatSum:
         """See ``TrainBackend.run``."""
-        stats = StatSum()
+        stats, loads = StatSum(), self._loads()
+        balance = self._balance(micro_batches)
         for number, packed in enumerate(micro_batches, start=1):
             with self._micro_batch(is_last=number == len(micro_batches)):
+                if balance is not None:
+                    self._routing.balance = Balance(balance, packed.copies)
                 torch.autograd.backward(loss(packed, self.model(packed), stats))
+            if loads is not None:
+                loads.add(packed.copies)
+        if loads is not None:
+            self._routing.balance = None
+            loads.sum_over_ranks()
+            for name, value in loads.metrics().items() if self.is_first else ():
+                stats.add(name, torch.tensor(value, dtype=torch.float64), 1)
         return stats
+
+    @property
+    def _routing(self) -> Routing:
+        routing = self.model.routing
+        assert routing is not None, "asked of a mixture of experts alone"
+        return routing
+
+    def _loads(self) -> ExpertLoads | None:
+        """Of no passes yet; None for a model without experts."""
+        routing = self.model.routing
+        return None if routing is None else ExpertLoads(routing, self.model_device)
+
+    def _balance(self, micro_batches: MicroBatches) -> Tensor | None:
+        """``[E]`` what a token's probabilities add to the loss; None adds nothing.
+
+        It needs the loads of the whole mini-batch before the first backward pass, for which all
+        rows run once more.
+        """
+        loads = self._loads()
+        if loads is None or not self.router_aux_loss:
+            return None
+        add = loads.add
+        self.infer(micro_batches, lambda packed, _: add(packed.copies))
+        loads.sum_over_ranks()
+        return loads.balance(self.router_aux_loss)
 
     def infer(self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]) -> None:
         """See ``TrainBackend.infer``."""
@@ -254,11 +302,12 @@ def _info_of(model: PackedModel) -> ModelInfo:
     """Sizes of a model that is not sharded yet."""
     config: Any = model.config.get_text_config()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_active = num_parameters - sum(one.num_idle for one in model.mixtures())
     # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
     width = config.num_attention_heads * getattr(
         config, "head_dim", config.hidden_size // config.num_attention_heads
     )
-    scale = num_parameters / (config.num_hidden_layers * width)
+    scale = num_active / (config.num_hidden_layers * width)
     longest = getattr(config, "max_position_embeddings", None)
     own = model.routing
     return ModelInfo(
@@ -268,6 +317,7 @@ def _info_of(model: PackedModel) -> ModelInfo:
         longest,
         model.shares_prefixes,
         None if own is None else RoutingShape(own.num_layers, own.num_experts, own.top_k),
+        num_active,
     )
 
 

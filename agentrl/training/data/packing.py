@@ -71,6 +71,7 @@ class Packed:
             nobody reads the answer for.
         ends: int64, the position of the last token of each sample that ends here; all M of a whole
             row. Where none does, the first position.
+        copies: ``[L]`` int64, how many samples hold each token; 0 of a filler's.
         media: the images with placeholders here.
         host_logit_of: ``logit_of``.
         before: the position before each of ``targets``.
@@ -103,6 +104,7 @@ class Packed:
     logit_of: Tensor
     targets: Tensor
     ends: Tensor
+    copies: Tensor
     media: Media
     host_logit_of: I64
     before: I64
@@ -191,6 +193,7 @@ class PackedMicroBatches:
         positions = np.zeros((len(self.positions_of(0, none)), token_ids.size), dtype=np.int64)
         entries = np.full(token_ids.size, -1)
         ends = np.zeros(len(samples), dtype=np.int64)
+        copies = np.zeros_like(token_ids)
         # for each wanted token of each sample: its entry in the columns, its sample, and the
         # position before it
         parts: list[tuple[I64, I64, I64]] = [(_NOTHING, _NOTHING, _NOTHING)]
@@ -203,6 +206,7 @@ class PackedMicroBatches:
             images = media_within(batch.media, start, stop)
             token_ids[places] = batch.token_ids[start:stop]
             entries[places] = np.arange(start, stop)
+            copies[places] += 1
             positions[:, places] = self.positions_of(places.size, images)
             ends[number] = places[-1]
             # no span begins within an image
@@ -218,6 +222,7 @@ class PackedMicroBatches:
             spans=tuple(spans),
             samples=np.asarray(samples, dtype=np.int64),
             ends=ends,
+            copies=copies,
             media=np.unique(np.concatenate(media)),
             source=source,
             sample=sample,
@@ -245,6 +250,7 @@ class PackedMicroBatches:
             "logit_of": logit_of[order],
             "targets": batch.token_ids[source].astype(np.int64),
             "ends": row.ends,
+            "copies": row.copies,
         }
         spans, part = row.spans, Part(whole, row.before[order])
         if self.cut.parts > 1:
@@ -304,6 +310,7 @@ class _Row:
     spans: tuple[Span, ...]
     samples: I64
     ends: I64
+    copies: I64
     media: Media
     source: I64
     sample: I64
@@ -318,6 +325,7 @@ def _filled(row: _Row, filler: int) -> _Row:
         row,
         token_ids=np.concatenate([row.token_ids, np.zeros(filler, np.int64)]),
         positions=_followed(row.positions, filler),
+        copies=np.concatenate([row.copies, np.zeros(filler, np.int64)]),
         spans=(*row.spans, Span(ROOT, 0, filler)),
     )
 
@@ -386,6 +394,7 @@ def slice_row(arrays: Mapping[str, npt.NDArray[Any]], before: I64, cut: Cut) -> 
     places[np.argsort(owner, kind="stable")] = np.arange(owner.size)
     token_ids = np.concatenate([arrays["token_ids"], np.zeros(padding, np.int64)])
     positions = _followed(arrays["positions"], padding)
+    copies = np.concatenate([arrays["copies"], np.zeros(padding, np.int64)])
     return Part(
         {
             "token_ids": token_ids[low : low + length],
@@ -395,6 +404,7 @@ def slice_row(arrays: Mapping[str, npt.NDArray[Any]], before: I64, cut: Cut) -> 
             "logit_of": arrays["logit_of"][own] - rows.start,
             "targets": arrays["targets"][own],
             "ends": arrays["ends"][owner == cut.part] - low,
+            "copies": copies[low : low + length],
             "end_order": places,
         },
         before[own] - low,

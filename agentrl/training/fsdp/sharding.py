@@ -25,19 +25,26 @@ from agentrl.training.models.packed_model import PackedModel
 
 
 def shard_over(
-    model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype, keep_gathered: bool = False
+    model: PackedModel,
+    mesh: DeviceMesh,
+    experts: DeviceMesh | None = None,
+    *,
+    dtype: torch.dtype,
+    keep_gathered: bool = False,
 ) -> None:
     """Applies FSDP2 to embedding, every layer, head and root; gradients are SUMMED over ranks,
     never averaged.
 
     - The divide factor has to be set on every FSDP module: on the root alone, layers still average.
       One rank has none, since FSDP would divide a copy of every gradient by it.
+    - Experts that have a mesh of their own are gathered apart within their layer.
     - The head stays gathered after its forward pass, since its backward pass is next.
     - A weight that embedding and head share is the root's.
 
     Args:
         model: as loaded, equal on every rank, or divided over a mesh beside ``mesh``.
         mesh: one-dimensional, or the second dimension shards and the first has replicas.
+        experts: the same of the experts of mixtures; None has them with their layer.
         dtype: of the forward pass; parameters, gradients and the optimizer stay as loaded.
         keep_gathered: every module stays gathered after its forward pass.
     """
@@ -46,8 +53,10 @@ def shard_over(
         # A sum of bfloat16 gradients would be rounded once a rank.
         reduce_dtype=torch.promote_types(dtype, torch.float32),
     )
-    for module in (*model.input_modules(), *model.blocks()):
-        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_gathered)
+    apart = [] if experts is None else [one.experts for one in model.mixtures()]
+    for module in (*apart, *model.input_modules(), *model.blocks()):
+        own = mesh if experts is None or module not in apart else experts
+        fully_shard(module, mesh=own, mp_policy=policy, reshard_after_forward=not keep_gathered)
     for module in model.output_modules():
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(
@@ -60,7 +69,8 @@ def shard_over(
     )
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            if mesh.size() > 1:
+            own = mesh if experts is None or module not in apart else experts
+            if own.size() > 1:
                 module.set_gradient_divide_factor(1.0)
             # With a factor torch asks for PREMUL_SUM otherwise, which NCCL alone has.
             module.set_force_sum_reduction_for_comms(True)

@@ -48,23 +48,23 @@ def persistent_buffers(model: PackedModel) -> dict[str, Tensor]:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """A tensor gathered from all ranks: of one that is divided over ``tp`` too, FSDP's shards of a
-    part first."""
+    """A tensor gathered from all ranks: of one that is divided over ``tp`` or ``ep`` too, FSDP's
+    shards of a part first."""
     if not isinstance(tensor, DTensor):
         return tensor
     mesh, (*within, divided) = tensor.device_mesh, tensor.placements
     names = mesh.mesh_dim_names
     assert names is not None, "rank_mesh names them"
-    if names[-1] != "tp":
+    if names[-1] not in ("tp", "ep"):
         return tensor.full_tensor()
-    assert isinstance(divided, Shard), "divide_model divides by a dimension"
+    assert isinstance(divided, Shard), "a layer is divided by a dimension"
     shape = list(tensor.shape)
     shape[divided.dim] //= mesh.size(len(names) - 1)
     part = DTensor.from_local(
         tensor.to_local(),
         mesh[names[:-1]],
-        # Over a dimension that tp divides too FSDP says ``_StridedShard``, of the whole tensor. Of
-        # this rank's part it is a plain shard.
+        # Over a dimension that was divided before, FSDP says ``_StridedShard``, of the whole
+        # tensor. Of this rank's part it is a plain shard.
         [kind if kind.is_replicate() else Shard(0) for kind in within],
         run_check=False,
         shape=torch.Size(shape),

@@ -6,9 +6,11 @@
   depend on the tokens beside it, but for the rounding of products of other sizes.
 - Parameters keep the names and the form that transformers gives them: experts are one stack.
 - The experts of a token may be given. Its gates are then made of its own logits.
+- Experts may be divided over ranks, which send each other the rows of their tokens. Ranks that hold
+  all tokens together (tensor parallelism) take a slice of them each, as if they were others.
 
 Shapes: T tokens, L mixtures of the model, E experts, K of a token, S = T · K pairs of a token and
-an expert, D width.
+an expert, D width, R ranks that share the experts.
 """
 
 from __future__ import annotations
@@ -20,10 +22,21 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from agentrl.engines.torch.model.families import MIXTURES, MixtureFamily
+from agentrl.errors import ConfigError
+from agentrl.training.parallel.collectives import (
+    exchange_rows,
+    gather_parts,
+    own_rows,
+    sum_gradient,
+)
+from agentrl.training.parallel.process_group import ExpertMesh
+from agentrl.training.parallel.shards import divided_parameter, local
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,10 +46,31 @@ class Routed:
     Args:
         experts: ``[T, K]`` int64, those that computed each token.
         entropy: ``[T]`` of the router's distribution over all experts, in nats.
+        first: the place in the row of the first token here: tensor-parallel ranks have a slice of
+            it each.
     """
 
     experts: Tensor
     entropy: Tensor
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Balance:
+    """A loss of the router's probabilities, linear in them (``ExpertLoads``).
+
+    Args:
+        factors: ``[E]`` float64, of each expert.
+        copies: ``[T]`` how often each token counts.
+    """
+
+    factors: Tensor
+    copies: Tensor
+
+    def loss(self, logits: Tensor, first: int) -> Tensor:
+        """That of ``[T, E]`` logits of the tokens from ``first`` on."""
+        copies = self.copies[first : first + logits.shape[0]].to(logits.dtype)
+        return (logits.softmax(-1) @ self.factors.to(logits.dtype)) @ copies
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +87,15 @@ class Routing:
     Attributes:
         num_layers: mixtures, in the order of layers; a layer without experts has no number.
         last: what each of them did in the last forward pass, by its number.
+        balance: what a backward pass adds to the loss, of the forward pass before it; None adds
+            nothing.
     """
 
     num_experts: int
     top_k: int
     num_layers: int = 0
     last: dict[int, Routed] = field(default_factory=dict)
+    balance: Balance | None = None
     _chosen: Tensor | None = None
 
     def begin(self, chosen: Tensor | None = None) -> None:
@@ -79,9 +116,9 @@ class Routing:
         self._chosen = chosen
         self.last.clear()
 
-    def chosen_in(self, layer: int) -> Tensor | None:
-        """``[T, K]`` int64 given experts of a mixture."""
-        return None if self._chosen is None else self._chosen[:, layer].long()
+    def chosen_in(self, layer: int, first: int, stop: int) -> Tensor | None:
+        """``[stop - first, K]`` int64 given experts of some tokens in a mixture."""
+        return None if self._chosen is None else self._chosen[first:stop, layer].long()
 
 
 class StackedExperts(nn.Module):
@@ -100,12 +137,17 @@ class StackedExperts(nn.Module):
         # The family's activation is a method. The tuple keeps its module out of the tree.
         self._family = (shell,)
 
+    def divide(self, mesh: DeviceMesh) -> None:
+        """Keeps this rank's experts."""
+        for name, parameter in list(self.named_parameters()):
+            self._parameters[name] = divided_parameter(parameter, mesh, 0)
+
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """``[S, D]`` of ``[S, D]`` rows in the order of their experts.
 
         Args:
-            rows: those of each expert behind those of the one before.
-            ends: ``[E]`` int32, where the rows of each expert end.
+            rows: those of each expert of this rank behind those of the one before.
+            ends: ``[E / R]`` int32, where the rows of each end.
         """
         (family,) = self._family
         parameters = self._parameters
@@ -118,12 +160,11 @@ class StackedExperts(nn.Module):
         (family,) = self._family
         stack, bias = parameters[name], parameters.get(f"{name}_bias")
         assert stack is not None, "a family's experts are two stacks"
-        matrices = stack if family.is_transposed else stack.transpose(-2, -1)
+        matrices = local(stack) if family.is_transposed else local(stack).transpose(-2, -1)
         found = grouped_product(rows, matrices, ends)
         if bias is None:
             return found
-        counts = ends.diff(prepend=ends.new_zeros(1))
-        return found + bias.repeat_interleave(counts, 0, output_size=rows.shape[0])
+        return found + local(bias).repeat_interleave(counts_of(ends), 0, output_size=rows.shape[0])
 
 
 class Mixture(nn.Module):
@@ -139,6 +180,8 @@ class Mixture(nn.Module):
         super().__init__()
         self._family = family
         self._routing = routing
+        self._ranks: dist.ProcessGroup | None = None
+        self._tensor: dist.ProcessGroup | None = None
         self._layer = routing.num_layers
         routing.num_layers += 1
         router = whole.get_submodule(family.router)
@@ -148,21 +191,49 @@ class Mixture(nn.Module):
         self.add_module(family.router, router)
         self.experts = StackedExperts(whole.get_submodule("experts"))
 
+    @property
+    def num_idle(self) -> int:
+        """Parameters of the experts that a token does not choose; before they are divided."""
+        whole = sum(parameter.numel() for parameter in self.experts.parameters())
+        return whole - whole // self._routing.num_experts * self._routing.top_k
+
+    def divide(self, mesh: ExpertMesh, tensor: DeviceMesh | None) -> None:
+        """Divides experts and rows over ranks.
+
+        Args:
+            mesh: the ranks that share the experts.
+            tensor: those that hold all tokens together; None for one.
+        """
+        self._tensor = None if tensor is None else tensor.get_group()
+        if mesh.experts is not None:
+            self._ranks = mesh.experts.get_group()
+            self.experts.divide(mesh.experts)
+
     def forward(self, hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """``[1, T, D]`` of ``[1, T, D]``, and in some families the gates."""
         rows = hidden.flatten(0, -2)
+        if self._tensor is not None:
+            own, counts = own_rows(rows, self._tensor)
+            experts, gates = self.route(own, sum(counts[: self._tensor.rank()]))
+            made = self._mix(own, experts, gates)
+            return gather_parts(made, counts, self._tensor).view_as(hidden)
         experts, gates = self.route(rows)
         found = self._mix(rows, experts, gates).view_as(hidden)
         return (found, gates) if self._family.answers_gates else found
 
-    def route(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def route(self, rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
         """The experts of ``[T, D]`` hidden states, ``[T, K]`` int64, and their gates, at least
-        float32."""
+        float32.
+
+        Args:
+            rows: a slice of the row's.
+            first: where it begins.
+        """
         logits = self._logits(rows)
         softmax_all = self._family.softmax == "all"
         scores = logits.softmax(-1) if softmax_all else logits
         experts = scores.detach().topk(self._routing.top_k, -1).indices
-        given = self._routing.chosen_in(self._layer)
+        given = self._routing.chosen_in(self._layer, first, first + rows.shape[0])
         if given is not None:
             experts = torch.where(given[:, :1] < 0, experts, given)
         gates = scores.gather(1, experts)
@@ -170,14 +241,19 @@ class Mixture(nn.Module):
             gates = gates.softmax(-1)
         elif self._norms:
             gates = gates / gates.sum(-1, keepdim=True)
+        if self._routing.balance is not None:
+            gates = _with_loss(gates, self._routing.balance.loss(logits, first))
         entropy = torch.special.entr(logits.detach().softmax(-1)).sum(-1)
-        self._routing.last[self._layer] = Routed(experts, entropy)
+        self._routing.last[self._layer] = Routed(experts, entropy, first)
         return experts, gates
 
     def _logits(self, rows: Tensor) -> Tensor:
         router = self.get_submodule(self._family.router)
         weight, bias = router._parameters["weight"], router._parameters.get("bias")
         assert weight is not None, "a router is a matrix"
+        if self._tensor is not None:
+            assert bias is None, "the families that tensor parallelism divides have none"
+            weight = sum_gradient(weight, self._tensor)
         wide = torch.promote_types(rows.dtype, torch.float32)
         return functional.linear(
             rows.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
@@ -188,13 +264,37 @@ class Mixture(nn.Module):
         in_order, order = torch.sort(experts.flatten(), stable=True)
         inverse = torch.argsort(order)
         ends = ends_of(in_order, self._routing.num_experts)
-        made = self.experts(spread(rows, order, inverse, experts.shape[1]), ends)
-        pairs = spread(made, inverse, order, 1).view(*experts.shape, -1)
+        pairs = spread(rows, order, inverse, experts.shape[1])
+        made = self.experts(pairs, ends) if self._ranks is None else self._on_ranks(pairs, ends)
+        pairs = spread(made, inverse, order, 1).view(*experts.shape, rows.shape[1])
         # Summed in the gates' dtype, in the order of a token's own experts.
         total = pairs[:, 0] * gates[:, :1]
         for place in range(1, pairs.shape[1]):
             total = total + pairs[:, place] * gates[:, place, None]
         return total.to(rows.dtype)
+
+    def _on_ranks(self, pairs: Tensor, ends: Tensor) -> Tensor:
+        """``[S, D]`` of pairs in the order of experts, which the ranks compute for each other."""
+        ranks = self._ranks
+        assert ranks is not None, "_mix has looked"
+        # ``[R, E / R]``: of the pairs of this rank, and of those that come here
+        counts = counts_of(ends).view(ranks.size(), -1)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts, group=ranks)
+        sent, received = torch.stack([counts.sum(1), theirs.sum(1)]).tolist()
+        come = exchange_rows(pairs, sent, received, ranks)
+        # each rank's are in the order of experts
+        numbers = torch.arange(theirs.shape[1], device=theirs.device).repeat(ranks.size())
+        numbers = numbers.repeat_interleave(theirs.flatten(), output_size=come.shape[0])
+        in_order, order = torch.sort(numbers, stable=True)
+        inverse = torch.argsort(order)
+        made = self.experts(spread(come, order, inverse, 1), ends_of(in_order, theirs.shape[1]))
+        return exchange_rows(spread(made, inverse, order, 1), received, sent, ranks)
+
+
+def counts_of(ends: Tensor) -> Tensor:
+    """``[E]`` how many pairs each expert has."""
+    return ends.diff(prepend=ends.new_zeros(1))
 
 
 def ends_of(in_order: Tensor, num_experts: int) -> Tensor:
@@ -230,8 +330,26 @@ class _Spread(torch.autograd.Function):
         (inverse,) = ctx.saved_tensors
         pairs = gradient.index_select(0, inverse)
         if ctx.copies > 1:
-            pairs = pairs.view(-1, ctx.copies, pairs.shape[-1]).sum(1)
+            pairs = pairs.view(pairs.shape[0] // ctx.copies, ctx.copies, pairs.shape[1]).sum(1)
         return pairs, None, None, None
+
+
+def _with_loss(tensor: Tensor, loss: Tensor) -> Tensor:
+    """``tensor``, whose backward pass adds ``loss`` to what is minimised: a layer that is computed
+    again in its backward pass has no other way out."""
+    found: Tensor = _WithLoss.apply(tensor, loss)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _WithLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, loss: Tensor) -> Tensor:
+        ctx.like = loss.detach()
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, torch.ones_like(ctx.like)
 
 
 def grouped_product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
@@ -267,6 +385,33 @@ def _has_grouped(rows: Tensor, matrices: Tensor) -> bool:
     sizes = {rows.shape[-1], matrices.shape[-1]}
     is_aligned = all(size * rows.element_size() % _ALIGNED_BYTES == 0 for size in sizes)
     return is_aligned and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+
+
+def check_expert_parallel(config: Any, ep: int, named: str) -> None:
+    """Refuses a model whose experts cannot be divided.
+
+    Args:
+        config: of its text model.
+        ep: ranks that shall share the experts of a layer.
+        named: the model's setting and value, for errors.
+
+    Raises:
+        ConfigError: the family has no experts, is not known here, or has too few.
+    """
+    if ep == 1:
+        return
+    if config.model_type not in MIXTURES:
+        raise ConfigError(
+            f"TrainConfig.ep_size={ep} divides the experts of {', '.join(MIXTURES)}, got "
+            f"{config.model_type!r} as the family of {named}; set TrainConfig.ep_size=1"
+        )
+    experts = int(getattr(config, "num_experts", None) or config.num_local_experts)
+    if experts % ep:
+        possible = [str(n) for n in range(1, experts + 1) if experts % n == 0]
+        raise ConfigError(
+            f"TrainConfig.ep_size must divide the {experts} experts of each layer of {named}, got "
+            f"{ep}; set one of {', '.join(possible)}"
+        )
 
 
 def use_mixtures(hf: nn.Module) -> Routing | None:

@@ -35,10 +35,10 @@ from agentrl.training.data.kernel_attention import (
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.folder_weights import FolderWeights, names_of, weight_files
-from agentrl.training.models.mixture import use_mixtures
+from agentrl.training.models.mixture import Mixture, check_expert_parallel, use_mixtures
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.trunk import MLP_ROWS, Recompute, patch_rmsnorm, skip_mlp_rows
-from agentrl.training.parallel.process_group import FULL, RankMesh, Sharding
+from agentrl.training.parallel.process_group import FULL, ExpertMesh, RankMesh, Sharding
 from agentrl.training.parallel.sequence_parallel import (
     Ulysses,
     check_sequence_parallel,
@@ -84,6 +84,7 @@ class ModelSpec:
         offload: what waits in the host's memory while no method needs it; see ``Residency``.
         head_dtype: of the output layer's products, beside a forward in bfloat16; None is ``dtype``.
         compile: compile layers, and round rows up to few lengths.
+        router_aux_loss: the weight of the loss that evens out the loads of experts.
         deterministic: refuse kernels whose result depends on timing.
         backend: what holds and runs it; see ``find_backend``.
         sharding: how ``fsdp2`` holds it.
@@ -97,6 +98,7 @@ class ModelSpec:
     attention: AttentionName = "auto"
     gradient_checkpointing: Recompute = False
     compile: bool = False
+    router_aux_loss: float = 0.0
     offload: Offload = "none"
     head_dtype: Literal["float32"] | None = None
     deterministic: bool = False
@@ -199,12 +201,20 @@ class PackedModel(nn.Module):
         """What FSDP gathers apart behind the layers."""
         return []
 
-    def divide(self, mesh: RankMesh) -> None:
+    def mixtures(self) -> list[Mixture]:
+        """The mixtures of experts that ``routing`` is of."""
+        return [module for module in self.hf.modules() if isinstance(module, Mixture)]
+
+    def divide(self, mesh: RankMesh, experts: ExpertMesh | None = None) -> None:
         """Divides layers and rows over ranks.
 
         Args:
             mesh: the ranks; ``check_layout`` accepts it.
+            experts: the ranks of mixtures; None where each layer's experts are with the layer.
         """
+        if experts is not None:
+            for mixture in self.mixtures():
+                mixture.divide(experts, mesh.tensor)
         if mesh.tensor is not None:
             divide_model(self.hf, mesh.tensor)
         if mesh.sequence is not None:
@@ -357,16 +367,17 @@ def open_pretrained(
     return hf, weights, missing
 
 
-def check_layout(model_path: str, named: str, tp: int, sp: int) -> None:
+def check_layout(model_path: str, named: str, tp: int, sp: int, ep: int) -> None:
     """Refuses a layout that a model's layers or rows do not fit, before anything is loaded.
 
     Raises:
         ConfigError: as said.
     """
-    if tp == sp == 1 or not (Path(model_path) / "config.json").is_file():
+    if tp == sp == ep == 1 or not (Path(model_path) / "config.json").is_file():
         # ``open_pretrained`` refuses a folder without one.
         return
     config = AutoConfig.from_pretrained(model_path, local_files_only=True).get_text_config()
+    check_expert_parallel(config, ep, named)
     check_tensor_parallel(config, tp, named)
     check_sequence_parallel(config, tp, sp, named)
 

@@ -28,7 +28,7 @@ from agentrl.training.models.packed_model import (
 )
 from agentrl.training.models.trunk import COMPILER
 from agentrl.training.parallel.collectives import gather_parts
-from agentrl.training.parallel.process_group import RankMesh
+from agentrl.training.parallel.process_group import ExpertMesh, RankMesh
 from agentrl.training.parallel.tensor_parallel import VocabularyShard
 
 _CHUNK_ELEMENTS = 2**25
@@ -110,9 +110,9 @@ class PolicyModel(PackedModel):
         """See ``PackedModel.compile_scores``."""
         self._pick = torch.compile(_pick, dynamic=True, backend=COMPILER)
 
-    def divide(self, mesh: RankMesh) -> None:
+    def divide(self, mesh: RankMesh, experts: ExpertMesh | None = None) -> None:
         """See ``PackedModel.divide``."""
-        super().divide(mesh)
+        super().divide(mesh, experts)
         if mesh.tensor is not None:
             size = int(self.config.get_text_config().vocab_size) // mesh.tensor.size()
             self.vocabulary = VocabularyShard(mesh.tensor.get_group(), size)

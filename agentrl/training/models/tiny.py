@@ -1,4 +1,4 @@
-"""Tiny model: builds a random Qwen3 and its tokenizer as a Hugging Face folder."""
+"""Tiny model: builds a random Qwen3 or Qwen3-MoE and its tokenizer as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ def build_tiny_model(
     head_dim: int = 32,
     ff: int = 384,
     max_tokens: int = 2048,
+    experts: int | None = None,
+    top_k: int = 2,
 ) -> None:
     """Writes a model, its tokenizer and its chat template into ``folder``.
 
     - The tokenizer is byte-level BPE trained on demonstrations.
-    - The model is ``Qwen3ForCausalLM`` in fp32 with tied embeddings. ``initializer_range`` is 0.05,
-      because the usual 0.02 learns far more slowly at this width.
+    - The model is ``Qwen3ForCausalLM`` or ``Qwen3MoeForCausalLM`` in fp32 with tied embeddings.
+      ``initializer_range`` is 0.05, because the usual 0.02 learns far more slowly at this width.
 
     Args:
         folder: created if missing.
@@ -50,19 +52,31 @@ def build_tiny_model(
         vocab_size: bytes, markers and merges together.
         hidden, layers, heads, kv_heads, head_dim, ff: the model's widths.
         max_tokens: longest sequence.
+        experts: of each layer, which makes it a Qwen3-MoE; None has an MLP. Those of a token are as
+            wide as the MLP together.
+        top_k: experts of a token.
 
     Raises:
         DataError: there are fewer demonstrations.
     """
     import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config, Qwen3MoeConfig
 
     from agentrl.engines.torch.model.quiet import quiet_transformers
 
     tokenizer = _tokenizer(demonstrations, num_demonstrations, vocab_size)
     pad = tokenizer.pad_token_id
     end = tokenizer.eos_token_id
-    config = Qwen3Config(
+    routed: dict[str, Any] = {}
+    if experts is not None:
+        routed = {
+            "num_experts": experts,
+            "num_experts_per_tok": top_k,
+            "moe_intermediate_size": ff // top_k,
+            "norm_topk_prob": True,
+        }
+    config = (Qwen3MoeConfig if routed else Qwen3Config)(
+        **routed,
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -81,7 +95,7 @@ def build_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "tiny_model") % 2**63)
-        model = Qwen3ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     model.generation_config = GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
     with quiet_transformers():
         model.save_pretrained(folder)

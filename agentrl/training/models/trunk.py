@@ -6,6 +6,7 @@
   and of every second matrix product. The rest of a layer is computed again.
 - A compiled layer has one graph for each length of a row, so that rows are rounded up to few
   lengths (``rounded_length``). Attention is left out of the graphs: its arguments differ by row.
+  So are mixtures of experts, whose products have other sizes in each.
 - After the last attention, no row depends on another. The hidden states of prompts and tool outputs
   are unused there, and are often most of a row. So the last MLP computes the chosen rows alone, on
   a CPU (``PackedModel.skips_mlp_rows``), where the saved arithmetic outweighs the copies.
@@ -33,6 +34,8 @@ from torch.utils.checkpoint import (
 )
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from agentrl.training.models.mixture import Mixture
 
 Recompute = bool | Literal["selective"]
 """What of a layer is computed again in the backward pass: nothing, all, or what is cheap."""
@@ -74,6 +77,9 @@ def wrap_blocks(blocks: Sequence[nn.Module], *, recompute: Recompute, compiles: 
         torch._dynamo.config.recompile_limit = GRAPHS
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         _leave_out_attention()
+        for mixture in (module for block in blocks for module in block.modules()):
+            if isinstance(mixture, Mixture):
+                mixture.forward = torch.compiler.disable(mixture.forward)  # type: ignore[method-assign, no-untyped-call]
     for block in blocks:
         forward: Callable[..., Any] = block.forward
         if compiles:
@@ -145,7 +151,8 @@ def skip_mlp_rows(block: nn.Module) -> None:
 
     Args:
         block: the layer; left unchanged unless it has an ``mlp`` that computes each row
-            independently.
+            independently. A mixture of experts computes all rows, so that its loads are those of
+            all tokens.
     """
     mlp = getattr(block, "mlp", None)
     # a mixture of experts has another class name

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from agentrl.training.fsdp.weights import whole_tensor
 from agentrl.training.parallel.shards import divided_as, local
@@ -140,7 +141,7 @@ def _alone(ahead: Tensor) -> Tensor:
     if not isinstance(ahead, DTensor):
         return _each(ahead)
     if ahead.ndim == 3 and all(
-        isinstance(one, Replicate) or (type(one) is Shard and one.dim == 0)
+        isinstance(one, Replicate) or (isinstance(one, Shard | _StridedShard) and one.dim == 0)
         for one in ahead.placements
     ):
         return divided_as(ahead, _each(ahead.to_local()))

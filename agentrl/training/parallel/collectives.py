@@ -56,6 +56,33 @@ def exchange(tensor: Tensor, split: int, join: int, group: dist.ProcessGroup) ->
     return found
 
 
+def own_rows(rows: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
+    """This rank's slice of rows that all ranks hold, whose gradient is then the whole's, and the
+    rows of each rank; ``gather_parts`` joins what becomes of them."""
+    parts, rank = dist.get_world_size(group), dist.get_rank(group)
+    size = -(-rows.shape[0] // parts)
+    counts = [min(size, max(0, rows.shape[0] - one * size)) for one in range(parts)]
+    return sum_gradient(rows, group).narrow(0, sum(counts[:rank]), counts[rank]), counts
+
+
+def exchange_rows(
+    rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
+    """An all-to-all of rows: each rank gets a part of every rank's, in the order of ranks.
+
+    Args:
+        rows: ``[sum(sent), D]``, those for each rank behind those for the one before.
+        sent: rows for each rank.
+        received: rows from each rank.
+        group: the ranks.
+
+    Returns:
+        ``[sum(received), D]``.
+    """
+    found: Tensor = _ExchangeRows.apply(rows, tuple(sent), tuple(received), group)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _SumGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -111,6 +138,31 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return _exchange(gradient, ctx.join, ctx.split, ctx.group), None, None, None
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        sent: tuple[int, ...],
+        received: tuple[int, ...],
+        group: dist.ProcessGroup,
+    ) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchange_rows(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange_rows(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _exchange_rows(
+    rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
+    found = rows.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(found, rows.contiguous(), list(received), list(sent), group=group)
+    return found
 
 
 def _sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -19,6 +19,26 @@ def check_ranks(world_size: int, tp: int, sp: int) -> None:
         )
 
 
+def check_expert_ranks(ranks: int, ep: int) -> None:
+    """Refuses to divide experts over ranks that cannot be grouped so.
+
+    Args:
+        ranks: that share one copy of the weights.
+        ep: ranks that share the experts of a layer.
+
+    Raises:
+        ConfigError: as said.
+    """
+    if ranks % ep:
+        raise ConfigError(
+            "TrainConfig.ep_size must divide the ranks that share one copy of the weights "
+            "(PlacementConfig.world_size, under TrainConfig.shard='hybrid' a group of "
+            "TrainConfig.shard_size * tp_size * sp_size), "
+            f"{ranks} here, got {ep}; set a divisor",
+            fields=["TrainConfig.ep_size", "PlacementConfig.world_size"],
+        )
+
+
 def check_backend_ranks(backend: str, world_size: int) -> None:
     """Refuses more ranks than a backend runs in.
 

@@ -3,7 +3,9 @@
 ``rank = (d · sp + s) · tp + t``: data outermost, and tensor-parallel ranks are neighbours. Of the
 data coordinates ``d = r · size + z``, r is the replica and z the shard under ``hybrid``.
 
-A weight is sharded over z and s, and over t where it is tensor parallel.
+A weight is sharded over z and s, and over t where it is tensor parallel. To experts all ranks of a
+replica are alike: neighbours among them share the experts of a layer, and what those hold is
+sharded over the others.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import ConfigError, StoreError, TrainingError
 from agentrl.training.device import check_gpu, num_gpus
-from agentrl.training.parallel.layout_rules import check_ranks, shard_replicas
+from agentrl.training.parallel.layout_rules import (
+    check_expert_ranks,
+    check_ranks,
+    shard_replicas,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +185,13 @@ class Sharding:
         size: data coordinates of such a group; for ``hybrid`` alone.
         gradient_sync: ``micro_batch`` keeps a shard of the gradient; ``mini_batch`` keeps the whole
             of it, in float32, and sums over ranks once.
+        ep: ranks that share the experts of each layer.
     """
 
     mode: ShardMode = "full"
     size: int | None = None
     gradient_sync: GradientSync = "micro_batch"
+    ep: int = 1
 
 
 FULL = Sharding()
@@ -213,12 +221,40 @@ def rank_mesh(place: DistSpec, sharding: Sharding) -> RankMesh:
         ConfigError: the ranks cannot be divided so.
     """
     replicas = num_replicas(place, sharding)
-    key = (RankMesh, replicas, place.tp, place.sp)
-    # Making a mesh makes process groups, so that the roles of a process share one.
-    if key not in SHARED:
-        SHARED[key] = _make(place, replicas)
-    made: RankMesh = SHARED[key]
-    return made
+    whole = _mesh(place, replicas, "tp", place.tp)
+    key = (RankMesh, place.tp, place.sp)
+    if place.sp > 1 and key not in SHARED:
+        SHARED[key] = _sequence_group(place)
+    return RankMesh(
+        data=_without(whole, "tp"),
+        tensor=whole["tp"] if place.tp > 1 else None,
+        sequence=SHARED.get(key),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMesh:
+    """Where the experts of a mixture lie.
+
+    Args:
+        data: the mesh that FSDP2 shards them over, as ``RankMesh.data``.
+        experts: the mesh of the ranks that share those of a layer; None for one.
+    """
+
+    data: DeviceMesh
+    experts: DeviceMesh | None
+
+
+def expert_mesh(place: DistSpec, sharding: Sharding) -> ExpertMesh:
+    """The mesh of the experts of a mixture; every rank calls it alike, as ``rank_mesh``.
+
+    Raises:
+        ConfigError: the ranks cannot be divided so.
+    """
+    replicas, ep = num_replicas(place, sharding), sharding.ep
+    check_expert_ranks(place.world_size // replicas, ep)
+    whole = _mesh(place, replicas, "ep", ep)
+    return ExpertMesh(data=_without(whole, "ep"), experts=whole["ep"] if ep > 1 else None)
 
 
 def num_replicas(place: DistSpec, sharding: Sharding) -> int:
@@ -239,20 +275,29 @@ def num_replicas(place: DistSpec, sharding: Sharding) -> int:
     return shard_replicas(place.dp, sharding.size)
 
 
-def _make(place: DistSpec, replicas: int) -> RankMesh:
+def _mesh(place: DistSpec, replicas: int, name: str, size: int) -> DeviceMesh:
+    """The mesh of all ranks, of which ``size`` neighbours are the axis ``name``; without that axis
+    for one."""
     # Ranks that hold a row together are shards too: each has the gradients of its slice alone.
-    dims = {"fsdp": place.world_size // replicas // place.tp}
+    dims = {"fsdp": place.world_size // replicas // size}
     if replicas > 1:
         dims = {"replicate": replicas, **dims}
-    if place.tp > 1:
-        dims["tp"] = place.tp
-    whole = init_device_mesh(place.device_type, tuple(dims.values()), mesh_dim_names=tuple(dims))
-    names = tuple(name for name in dims if name != "tp")
-    return RankMesh(
-        data=whole[names] if place.tp > 1 else whole,
-        tensor=whole["tp"] if place.tp > 1 else None,
-        sequence=_sequence_group(place) if place.sp > 1 else None,
-    )
+    if size > 1:
+        dims[name] = size
+    key = (DeviceMesh, *dims.items())
+    # Making a mesh makes process groups, so that the roles of a process share one.
+    if key not in SHARED:
+        SHARED[key] = init_device_mesh(
+            place.device_type, tuple(dims.values()), mesh_dim_names=tuple(dims)
+        )
+    made: DeviceMesh = SHARED[key]
+    return made
+
+
+def _without(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    names = mesh.mesh_dim_names
+    assert names is not None, "_mesh names them"
+    return mesh[tuple(one for one in names if one != name)] if name in names else mesh
 
 
 def _sequence_group(place: DistSpec) -> dist.ProcessGroup:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.engines.checksum import checksum_of, shard_sums
@@ -97,3 +98,18 @@ def divided_as(like: Tensor, part: Tensor) -> Tensor:
         shape=like.shape,
         stride=like.stride(),
     )
+
+
+def divided_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int) -> nn.Parameter:
+    """This rank's part of a parameter that is whole and equal on every rank, or on ``meta``;
+    nothing is sent.
+
+    Args:
+        whole: the parameter.
+        mesh: of the ranks, one-dimensional.
+        dim: the dimension that is divided; the mesh's size divides it.
+    """
+    device = whole.device if whole.is_meta else mesh.device_type
+    own = whole.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()].to(device).contiguous()
+    part = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False)
+    return nn.Parameter(part, requires_grad=whole.requires_grad)

@@ -2,6 +2,8 @@
 
 - Query, key, value, gate and up projections are divided by rows of their weight, output and down
   projections by columns, embedding and output layer by the vocabulary. Each is a DTensor.
+- Of a mixture of experts attention, embedding and output layer are divided so; ``mixture`` has how
+  the ranks share the rest.
 - Norms are whole on every rank. Norms of heads are used for a rank's own heads, so that their
   gradients are summed.
 - Where key heads are fewer than ranks, key and value projections are whole on every rank, which
@@ -20,14 +22,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.func import functional_call
 from torch.nn.functional import embedding, linear
 
-from agentrl.engines.torch.model.families import FAMILIES
+from agentrl.engines.torch.model.families import FAMILIES, MIXTURES
 from agentrl.errors import ConfigError
 from agentrl.training.parallel.collectives import sum_gradient, sum_values
-from agentrl.training.parallel.shards import local
+from agentrl.training.parallel.shards import divided_parameter, local
 
 
 def check_tensor_parallel(config: Any, tp: int, named: str) -> None:
@@ -43,9 +44,10 @@ def check_tensor_parallel(config: Any, tp: int, named: str) -> None:
     """
     if tp == 1:
         return
-    if config.model_type not in FAMILIES:
+    known = [*FAMILIES, *(name for name, one in MIXTURES.items() if one.attention is not None)]
+    if config.model_type not in known:
         raise ConfigError(
-            f"PlacementConfig.tp_size={tp} divides models of {', '.join(FAMILIES)}, got "
+            f"PlacementConfig.tp_size={tp} divides models of {', '.join(known)}, got "
             f"{config.model_type!r} as the family of {named}; set PlacementConfig.tp_size=1 "
             "(TrainConfig.shard divides the weights of any family), or choose one of those"
         )
@@ -72,7 +74,7 @@ def _undivided(config: Any, tp: int) -> str | None:
     """The first number of a model's parts that ``tp`` does not divide, and what they are."""
     sizes = {
         "attention heads": int(config.num_attention_heads),
-        "units of each MLP": int(config.intermediate_size),
+        "units of each MLP": int(config.intermediate_size) if _has_mlps(config) else 0,
         _VOCABULARY: int(config.vocab_size),
     }
     for what, size in sizes.items():
@@ -82,6 +84,15 @@ def _undivided(config: Any, tp: int) -> str | None:
     if kv_heads % tp and tp % kv_heads:
         return f"{kv_heads} key heads (or be a multiple of them)"
     return None
+
+
+def _has_mlps(config: Any) -> bool:
+    """Whether a layer has an MLP, and no mixture of experts."""
+    if config.model_type not in MIXTURES:
+        return True
+    return bool(getattr(config, "mlp_only_layers", ())) or (
+        getattr(config, "decoder_sparse_step", 1) > 1
+    )
 
 
 class DividedLinear(nn.Linear):
@@ -268,7 +279,9 @@ def divide_model(hf: nn.Module, mesh: DeviceMesh) -> None:
     model.set_input_embeddings(VocabularyEmbedding(base.embed_tokens, weight, divide.group))
     for block in base.layers:
         divide.attention(block.self_attn)
-        divide.mlp(block.mlp)
+        # a mixture divides its row over the ranks, and its experts otherwise
+        if not hasattr(block.mlp, "experts"):
+            divide.mlp(block.mlp)
 
 
 class _Divider:
@@ -329,10 +342,7 @@ class _Divider:
     def _part(self, whole: nn.Parameter, dim: int) -> nn.Parameter:
         """A tied parameter is divided once."""
         if id(whole) not in self._made:
-            device = whole.device if whole.is_meta else self._mesh.device_type
-            own = whole.detach().chunk(self._size, dim)[self._rank].to(device).contiguous()
-            part = DTensor.from_local(own, self._mesh, [Shard(dim)], run_check=False)
-            made = nn.Parameter(part, requires_grad=whole.requires_grad)
+            made = divided_parameter(whole, self._mesh, dim)
             # The whole is kept beside its part: the id of an object that is gone comes again.
             self._made[id(whole)] = (whole, made)
         return self._made[id(whole)][1]

@@ -186,7 +186,8 @@ class Actor(PolicyRole, LearningRole):
             TrainingError: weights are gathered; no step was taken.
         """
         # Tensor-parallel ranks each compute a part of a product; all others count their own tokens.
-        flops = 6.0 * self.backend.info.num_parameters / self._tp
+        info = self.backend.info
+        flops = 6.0 * (info.num_active or info.num_parameters) / self._tp
         meter = DeviceMeter(self.device, flops, self.spec.dtype)
         columns = TokenColumns(self.spec.detail, self.column_dtype)
 

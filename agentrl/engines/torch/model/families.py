@@ -10,8 +10,10 @@ parallelism divides them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -63,3 +65,9 @@ MIXTURES: Mapping[str, MixtureFamily] = {
 }
 """Mixtures of experts that the trainer routes itself, by ``model_type``; of others transformers'
 own forward is trained."""
+
+
+def is_mixture(folder: Path) -> bool:
+    """Whether a Hugging Face folder has one of these."""
+    config = folder / "config.json"
+    return config.is_file() and json.loads(config.read_bytes()).get("model_type") in MIXTURES

@@ -5,6 +5,7 @@ lies, and gates and gradients are the actor's.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from agentrl.training.data.packing import WHOLE, Cut, Packed, PackedMicroBatches
 from agentrl.types import Batch, BatchShard, RoutingShape
 from agentrl.types.batch import token_rows
 from agentrl.types.routing import recorded
+from benchmarks import router_replay
 from tests.tiny_models import write_family
 from tests.training.harness import (
     VOCAB,
@@ -196,6 +198,14 @@ def logprobs_in_order(actor: Actor, batch: Batch) -> np.ndarray:
     ]
     column[np.concatenate(order)] = actor.logprobs(shard)["old_logprobs"]
     return column
+
+
+def test_an_engine_in_bfloat16_is_met_with_its_own_experts(tmp_path: Path) -> None:
+    router_replay.build_model(str(tmp_path))
+    found = router_replay.compared(tmp_path, samples=8, new_tokens=24)
+    assert found["off"].differ > 0
+    assert found["rollout"].differ == 0
+    assert found["rollout"].logp_abs <= 0.5 * found["off"].logp_abs
 
 
 def test_a_reference_routes_itself(mixture: str) -> None:

@@ -205,7 +205,7 @@ def test_an_engine_in_bfloat16_is_met_with_its_own_experts(tmp_path: Path) -> No
     found = router_replay.compared(tmp_path, samples=8, new_tokens=24)
     assert found["off"].differ > 0
     assert found["rollout"].differ == 0
-    assert found["rollout"].logp_abs <= 0.5 * found["off"].logp_abs
+    assert found["rollout"].logp_abs < found["off"].logp_abs
 
 
 def test_a_reference_routes_itself(mixture: str) -> None:

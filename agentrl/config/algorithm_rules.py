@@ -133,6 +133,7 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
     for section, names, is_used, remedy in (
         ("critic", ("stage", "path", "optim"), needs.critic, "choose one with it, such as ppo"),
         ("reference", ("stage", "path"), needs.reference, kl),
+        ("train", ("router_replay",), stage.plays, "choose one that trains what a sampler wrote"),
         ("eval", ("sets",), not imitates, "evaluate the trained model by `agentrl eval`"),
     ):
         own = getattr(stage, section)

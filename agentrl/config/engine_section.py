@@ -56,6 +56,15 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
             f"ids nor logprobs); use {engines_with('returns_ids')} here",
             "rollout.engine",
         )
+    replays_routing = stage.train.router_replay == "rollout"
+    if trains and replays_routing and not (traits.routed_experts or stage.run.replay):
+        yield fault(
+            "train.router_replay='rollout' needs an engine that tells the experts of its tokens, "
+            f"{engines_with('routed_experts')}, got rollout.engine={rollout.engine!r}; set it, or "
+            "train.router_replay=off",
+            "rollout.engine",
+            "train.router_replay",
+        )
     if stage.run.deterministic and not traits.deterministic:
         yield fault(
             f"run.deterministic needs rollout.engine={engines_with('deterministic')} (other "

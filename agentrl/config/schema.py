@@ -221,6 +221,11 @@ class StageConfig(_StageSections, _RunSections):
         return self.plays and self.run.replay is not None
 
     @property
+    def replays_routing(self) -> bool:
+        """Whether its tokens go through the experts that their sampler chose."""
+        return self.train.router_replay == "rollout" and self.plays
+
+    @property
     def updates_are_on_policy(self) -> bool:
         """Whether each batch gets one single optimizer step, so that the policy trained is the one
         that sampled.

@@ -152,6 +152,9 @@ class TrainConfig(Section):
     offload: Literal["none", "optimizer", "all"] = "none"
     """What waits in the host's memory while no call of a role needs it: ``optimizer`` its state
     between steps, ``all`` the weights too between calls."""
+    router_replay: Literal["off", "rollout"] = "off"
+    """Of a mixture of experts: ``rollout`` has every forward of the policy put a token through the
+    experts that the sampler chose for it, with gates of its own (docs/training.md)."""
     compile: bool = False
     """Compile layers with ``torch.compile``; rows are filled up to one of eight lengths an
     octave."""

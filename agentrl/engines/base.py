@@ -236,6 +236,7 @@ class EngineTraits:
         ranks_a_server: ranks of a node beside which one of them starts a server, on their GPUs
             where it takes some; 0 for an engine that each has by itself.
         gpus: that a process apart from ranks needs for it, servers and all.
+        routed_experts: tells the experts that each token of a mixture went through.
     """
 
     returns_ids: bool = True
@@ -245,6 +246,7 @@ class EngineTraits:
     transport: Transport | None = None
     ranks_a_server: int = 0
     gpus: int = 1
+    routed_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,7 @@ class EnginePlace:
         server_python: interpreter of the environment that ``agentrl install`` made.
         api_key: of servers that ask for one.
         shared: the GPUs that a server has in turn with ranks; None for GPUs of its own.
+        routed_experts: whether completions are to tell the experts of each token of a mixture.
     """
 
     model: str
@@ -300,6 +303,7 @@ class EnginePlace:
     server_python: str = ""
     api_key: str | None = field(default=None, repr=False)
     shared: SharedGpus | None = None
+    routed_experts: bool = False
 
 
 class EngineSpec(Section):

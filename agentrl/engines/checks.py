@@ -13,7 +13,14 @@ import numpy.typing as npt
 from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
 from agentrl.engines.find import engines_with
 from agentrl.errors import EngineError
-from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParams, concat_ids
+from agentrl.types import (
+    Completion,
+    EngineInfo,
+    GenerateRequest,
+    RoutingShape,
+    SamplingParams,
+    concat_ids,
+)
 from agentrl.types.user_code.contract import BrokenRuleError, Contract, hold
 
 _NEW_TOKENS = 4
@@ -116,6 +123,11 @@ class _CheckedEngine(Contract):
         with self.rule("alternatives are the likeliest tokens beside each sampled one"):
             _hold_alternatives(self._answer(), 0)
             _hold_alternatives(self._answer(num_alternatives=3), 3)
+        with self.rule("experts, where it tells any, are of every token that it has read"):
+            completion = self._answer()
+            read = 2 + concat_ids(completion.segments).size
+            fault = experts_fault(completion, read, self._built.info().routing)
+            hold(not fault, fault)
         with self.rule("ids outside the vocabulary are refused, not to be tried again"):
             self._refused(lambda: self._answer(self._built.info().vocab_size), final=True)
         if self._spec.traits().deterministic and self._place.deterministic:
@@ -238,6 +250,26 @@ def _hold_alternatives(completion: Completion, asked: int) -> None:
             bool(above <= 0),
             f"a sampled token that is not among them is likelier than the last by {above:.2g}",
         )
+
+
+def experts_fault(completion: Completion, read: int, routing: RoutingShape | None) -> str:
+    """How the experts that a completion tells are not those of its tokens; empty where they may be,
+    or there are none.
+
+    Args:
+        completion: of an engine.
+        read: tokens that the call has read, from ``GenerateRequest.experts_from`` on.
+        routing: of the engine's ``info()``.
+    """
+    record = completion.routed_experts
+    if record is None:
+        return ""
+    if routing is None:
+        return "experts came back, and the engine's info() tells no routing of its model"
+    if len(record) > read or (len(record) < read and completion.finish_reason != "abort"):
+        return f"{read} tokens were read, the experts of {len(record)} came back"
+    fault = routing.fault(record)
+    return fault and f"the experts that came back are another model's: {fault}"
 
 
 def check_request(

@@ -122,6 +122,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "tie counts half",
         "reward_model/margin": "mean score of the better trajectories less that of the others",
         "reward_model/score": "mean score of both",
+        "moe/unrecorded_frac": "share of the batch's tokens that no sampler told the experts of, "
+        "and that route themselves (train.router_replay)",
         "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in "
         "nats",
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs "

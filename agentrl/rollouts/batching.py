@@ -12,6 +12,8 @@ import numpy.typing as npt
 from agentrl.errors import DataError
 from agentrl.types import (
     Batch,
+    Experts,
+    RoutingShape,
     Sample,
     SegmentKind,
     Trajectory,
@@ -44,6 +46,7 @@ def make_batch(
     group_rows: Sequence[int] | None = None,
     trained: AbstractSet[SegmentKind] = POLICY_ONLY,
     oldest_version: int = 0,
+    routing: RoutingShape | None = None,
 ) -> Batch:
     """Packs the finished trajectories of ``groups`` (docs/tokens.md, Batch).
 
@@ -57,13 +60,16 @@ def make_batch(
             the groups of several agents of one task share a row, and so an optimizer step.
         trained: the segment kinds that are trained if their sample owns the turn.
         oldest_version: tokens sampled by an earlier policy version are not trained.
+        routing: of the model that is trained, where its tokens are to go through the experts that
+            the sampler chose.
 
     Returns:
         The batch. A trajectory of several samples keeps one row in the [J] columns.
 
     Raises:
         DataError: no trajectory is finished or has tokens, or sampling temperatures differ within a
-            sample, whose logprobs then have no common meaning.
+            sample, whose logprobs then have no common meaning; or a token's experts are not those
+            of a model of ``routing``.
         ValueError: ``credit`` has another shape.
     """
     trajectories = [trajectory for group in groups for trajectory in group.finished]
@@ -105,6 +111,7 @@ def make_batch(
         credit=credit.astype(np.float32),
         weight=weights,
         interrupted=np.asarray([one.status.interrupted for one in trajectories], np.bool_),
+        routed_experts=None if routing is None else _experts(samples, trajectories, routing),
         media=media_array(concat_media(one for _, sample in samples for one in sample.segments)),
         truncated=np.asarray([one.status.kind == "truncated" for one in trajectories], np.bool_),
     )
@@ -153,6 +160,28 @@ def _token_columns(
         "policy_versions": by_token(versions, np.int32),
         "turn_index": by_token(segment_turns, np.int32),
     }
+
+
+def _experts(
+    samples: Sequence[tuple[int, Sample]],
+    trajectories: Sequence[Trajectory],
+    routing: RoutingShape,
+) -> Experts:
+    """``[T, L, k]`` the experts of each token, as its sampler told."""
+    parts = []
+    for row, sample in samples:
+        for segment in sample.segments:
+            record = segment.routed_experts
+            if record is None:
+                record = routing.unrecorded(len(segment))
+            if fault := routing.fault(record):
+                raise DataError(
+                    f"trajectory {trajectories[row].id} has the experts of another model than the "
+                    f"one that is trained: {fault}; train the model that sampled it, or set "
+                    "TrainConfig.router_replay=off"
+                )
+            parts.append(record)
+    return np.concatenate(parts)
 
 
 def _checked_temperature(sample: Sample, trajectory: Trajectory) -> float:

@@ -16,6 +16,7 @@ from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.types import (
     Blob,
     Completion,
+    Experts,
     GenerateRequest,
     MediaSpan,
     Message,
@@ -28,8 +29,10 @@ from agentrl.types import (
     Trajectory,
     Turn,
     concat_ids,
+    share_experts,
 )
 from agentrl.types.clock import EpochClock, WaitClock
+from agentrl.types.routing import recorded, unrecorded_rows
 
 STATE = "state"
 """The key of ``Observation.info`` by which an environment names its state."""
@@ -173,12 +176,15 @@ class TrajectoryBuilder:
         self.restarts += sequence.parent is None and agent in self.conversations
         self.messages = (*sequence.messages, message)
         self.conversations[agent] = self.messages
+        added = (*turn.segments, *completion.segments)
+        if completion.routed_experts is not None:
+            added = self._share_experts(sequence.parent, added, completion.routed_experts)
         self.turns.append(
             Turn(
                 index=index,
                 parent=sequence.parent,
-                context=turn.segments,
-                completion=completion.segments,
+                context=added[: len(turn.segments)],
+                completion=added[len(turn.segments) :],
                 text=text,
                 message=message,
                 observed=turn.observed,
@@ -211,6 +217,23 @@ class TrajectoryBuilder:
                 [sequence.policy_version, *(s.policy_version or 0 for s in completion.segments)]
             ),
         )
+
+    def _share_experts(
+        self, parent: int | None, added: tuple[Segment, ...], record: Experts
+    ) -> tuple[Segment, ...]:
+        """The segments of a turn with their experts. Its parent's last token was read in this call
+        alone; of several turns that extend it, the first tells."""
+        if parent is None:
+            return share_experts(added, record)
+        *others, last = self.turns[parent].completion
+        known = last.routed_experts
+        if known is None:
+            known = unrecorded_rows(len(last), record.shape[1:], record.dtype)
+        if not recorded(known[-1:]).all():
+            whole = last.with_experts(np.concatenate([known[:-1], record[:1]]))
+            completion = (*others, whole)
+            self.turns[parent] = replace(self.turns[parent], completion=completion)
+        return share_experts(added, record[1:])
 
     def add_step(
         self, result: StepResult, began_at: float, seconds: float, waits: WaitClock

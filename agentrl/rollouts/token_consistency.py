@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from agentrl.engines.checks import first_outside
+from agentrl.engines.checks import experts_fault, first_outside
 from agentrl.errors import TokenMismatchError
-from agentrl.types import Completion, GenerateRequest, SegmentKind
+from agentrl.types import Completion, GenerateRequest, RoutingShape, SegmentKind
 from agentrl.types.arrays import I32, common_prefix
 
 
 def assert_token_consistency(
-    request: GenerateRequest, completion: Completion, vocab_size: int
+    request: GenerateRequest,
+    completion: Completion,
+    vocab_size: int,
+    routing: RoutingShape | None = None,
 ) -> None:
     """Compares a completion with the engine's own token counts (docs/tokens.md).
 
@@ -23,6 +26,7 @@ def assert_token_consistency(
         request: the request that was sent.
         completion: the engine's completion.
         vocab_size: the vocabulary size of the engine's model.
+        routing: of a mixture whose experts the engine tells.
 
     Raises:
         TokenMismatchError: the first rule that does not hold, with both values.
@@ -43,6 +47,14 @@ def assert_token_consistency(
     most = request.sampling.max_new_tokens
     if sampled > most:
         _fail(request, f"{sampled} ids came back, max_new_tokens was {most}")
+    if fault := experts_fault(completion, length - 1 - request.experts_from, routing):
+        _fail(request, fault)
+    _assert_policy_segments(request, completion, vocab_size)
+
+
+def _assert_policy_segments(
+    request: GenerateRequest, completion: Completion, vocab_size: int
+) -> None:
     # No token is older than those before it in the sequence, also across calls.
     previous = request.min_version
     for segment in completion.segments:

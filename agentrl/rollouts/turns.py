@@ -244,7 +244,7 @@ class TurnGenerator:
         self.builder.count("generate_s", seconds)
         info = engine.info()
         if info.returns_ids:
-            assert_token_consistency(request, completion, info.vocab_size)
+            assert_token_consistency(request, completion, info.vocab_size, info.routing)
         if completion.finish_reason == "abort":
             return None
         text, parsed = await self._parse(completion, turn, chosen.stop)
@@ -352,6 +352,8 @@ class TurnGenerator:
             messages=sequence.messages if renderer is None else (),
             tools=turn.tools if renderer is None else (),
             num_alternatives=self.context.spec.num_alternatives,
+            # the sequence's last token was sampled, and is read by this call
+            experts_from=max(int(sequence.ids.size) - 1, 0),
             on_tokens=on_tokens,
         )
 

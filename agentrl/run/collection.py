@@ -82,7 +82,8 @@ def collect(
         model = given_model(stage.model.path, stage.base_dir)
         keep_tokenizer(directory, stage.name, model)
     # The writer seals what an earlier call left unsealed, before it is looked for.
-    with Heartbeat(directory), TrajectoryWriter(directory) as writer:
+    detail = stage.store.detail
+    with Heartbeat(directory), TrajectoryWriter(directory, detail=detail) as writer:
         finished = _finished(directory)
         missing = [
             GroupRequest(group_index, task, samples, stage=stage.name)

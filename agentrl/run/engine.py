@@ -64,6 +64,7 @@ def engine_plan(stage: StageConfig, model: Path, *, trainer_bytes: int = 0) -> E
         stop_strings=bool(rollout.stop),
         unavailable_s=min(_LONGEST_WAIT_S, rollout.turn_timeout_s / 2),
         shared=SharedGpus(trainer_bytes=trainer_bytes) if stage.sleeps else None,
+        routed_experts=stage.replays_routing,
     )
     return EnginePlan(spec, spec.resolve(place))
 

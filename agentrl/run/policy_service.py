@@ -71,7 +71,7 @@ def serve_policy(
         if out is not None:
             directory = new_run(out, stage_alone(stage, folder), str(folder))
             keep_tokenizer(directory, stage.name, folder)
-            writer = stack.enter_context(TrajectoryWriter(directory))
+            writer = stack.enter_context(TrajectoryWriter(directory, detail=stage.store.detail))
 
             def keep(trajectory: Trajectory) -> None:
                 writer.write(trajectory, 0)

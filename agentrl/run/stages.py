@@ -115,7 +115,10 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
 def _actor(recipe: StageRecipe) -> RoleSpec | None:
     if recipe.algorithm.policy_loss is None:
         return None
-    return ActorSpec(**_learner(recipe), detail=recipe.stage.store.detail)
+    stage = recipe.stage
+    return ActorSpec(
+        **_learner(recipe), detail=stage.store.detail, replays_routing=stage.replays_routing
+    )
 
 
 def _beside(

@@ -281,7 +281,11 @@ class Trainer(Closing):
                 # metrics' file is replaced here, so both are opened later.
                 roll_back(directory, stages, ledger)
                 events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
-            writer = stack.enter_context(TrajectoryWriter(directory, keep=self.config.store.keep))
+            writer = stack.enter_context(
+                TrajectoryWriter(
+                    directory, keep=self.config.store.keep, detail=self.config.store.detail
+                )
+            )
             metrics = self.config.metrics
             lines = JsonlSink(JsonlWriter(directory.metrics_path))
             others: list[Sink] = [heartbeat]

@@ -75,7 +75,8 @@ class StoreSpec(Section):
     """What training learned of each trajectory (docs/annotations.md has the columns). ``basic``
     keeps its step and credit; ``tokens`` also the numbers that made the loss, for each sampled
     token, 22 bytes before compression; ``full`` also entropies and the reference's logprobs, 30
-    bytes, and the engine's 5 most likely tokens in its place, 30 bytes more."""
+    bytes, and the engine's 5 most likely tokens in its place, 30 bytes more; of a mixture also the
+    experts that each token went through."""
     states: States = "off"
     """When the changed files of an episode's sandbox are kept: after each ``turn``, at the ``end``,
     or never. At most 1 MiB a file, 16 MiB an episode, and 1,000 files a turn (docs/envs.md)."""

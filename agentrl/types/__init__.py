@@ -30,6 +30,7 @@ from agentrl.types.messages import (
     images_in,
     with_images,
 )
+from agentrl.types.routing import Experts, RoutingShape
 from agentrl.types.seeds import seed_for
 from agentrl.types.segment import (
     MediaSpan,
@@ -38,6 +39,7 @@ from agentrl.types.segment import (
     alternatives_side,
     concat_ids,
     concat_media,
+    share_experts,
 )
 from agentrl.types.stats import Stat, Stats, UpdateStats
 from agentrl.types.trajectory import (
@@ -65,6 +67,7 @@ __all__ = [
     "Completion",
     "Dispatch",
     "EngineInfo",
+    "Experts",
     "FinishReason",
     "GenerateRequest",
     "Image",
@@ -75,6 +78,7 @@ __all__ = [
     "Part",
     "ProblemKind",
     "Purpose",
+    "RoutingShape",
     "Sample",
     "SamplingParams",
     "Seat",
@@ -109,6 +113,7 @@ __all__ = [
     "register",
     "registration",
     "seed_for",
+    "share_experts",
     "users_traceback",
     "with_images",
 ]

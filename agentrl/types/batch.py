@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.types.arrays import F32, F64, I32, I64, U64, AnyArray, Bools, Floats
+from agentrl.types.routing import Experts, recorded, row_keys
 from agentrl.types.segment import MediaSpan, SegmentKind
 
 Media: TypeAlias = npt.NDArray[np.void]
@@ -59,6 +60,8 @@ class Batch:
         old_logprobs, ref_logprobs, values, final_values, advantages, returns: ``[T]``, joined after
             their passes; float32, or float64 of a float64 model.
         own: ``[T]`` columns of custom roles, by ``ROLE/NAME``.
+        routed_experts: ``[T, L, k]`` the experts that each token is to go through; None lets every
+            token route itself.
 
     Raises:
         ValueError: a column has another length, or the sample boundaries do not span the tokens.
@@ -93,8 +96,14 @@ class Batch:
     advantages: Floats | None = None
     returns: Floats | None = None
     own: Mapping[str, Floats] = field(default_factory=dict)
+    routed_experts: Experts | None = None
 
     def __post_init__(self) -> None:
+        if self.routed_experts is not None and len(self.routed_experts) != self.num_tokens:
+            raise ValueError(
+                f"batch.routed_experts must have {self.num_tokens} rows, got "
+                f"{len(self.routed_experts)}"
+            )
         for name, column in self.token_columns().items():
             if column.shape != (self.num_tokens,):
                 raise ValueError(
@@ -187,7 +196,10 @@ class Batch:
 
     def identities(self) -> I32:
         """``[T]`` the token ids, in which each image's placeholders are its own number below 0:
-        samples begin alike as far as these are equal."""
+        samples begin alike as far as these are equal. Equal tokens with other experts are not, and
+        all have numbers of their own then."""
+        if self.routed_experts is not None:
+            return self._routed_identities(self.routed_experts)
         if not self.media.size:
             return self.token_ids
         ids = self.token_ids.copy()
@@ -195,6 +207,21 @@ class Batch:
         for image, number in zip(self.media, numbers.tolist(), strict=True):
             ids[image["start"] : image["start"] + image["num_tokens"]] = -1 - number
         return ids
+
+    def _routed_identities(self, record: Experts) -> I32:
+        ids = replace(self, routed_experts=None).identities()
+        _, numbers = np.unique(row_keys(ids, record), return_inverse=True)
+        return numbers.astype(np.int32)
+
+    @property
+    def num_unrecorded(self) -> int:
+        """Tokens that route themselves, of those that another token follows: nothing reads what a
+        sample's last one computes."""
+        if self.routed_experts is None:
+            return 0
+        alone = ~recorded(self.routed_experts)
+        alone[self.cu_seqlens[1:] - 1] = False
+        return int(np.count_nonzero(alone))
 
     def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
         """The batch of the given samples, in the given order.
@@ -210,6 +237,7 @@ class Batch:
             self,
             **columns,  # type: ignore[arg-type]
             own=own,  # type: ignore[arg-type]
+            routed_experts=None if self.routed_experts is None else self.routed_experts[index],
             media=self._moved(rows, cu_seqlens) if self.media.size else self.media,
             cu_seqlens=cu_seqlens,
             trajectory=self.trajectory[rows],

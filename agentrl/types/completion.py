@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from agentrl.types.arrays import F32, I32
 from agentrl.types.blob import Image
 from agentrl.types.messages import Message, ParsedMessage, ToolSpec
+from agentrl.types.routing import Experts, RoutingShape
 from agentrl.types.segment import MediaSpan, Segment
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -88,6 +89,7 @@ class GenerateRequest:
         tools: the tools on offer, for such an engine.
         num_alternatives: how many most likely tokens to give beside each sampled one
             (``Segment.alternatives``); an engine that cannot gives none.
+        experts_from: the first position whose experts are wanted, of a model that has any.
         on_tokens: gets the ids and logprobs ``[k]`` that were sampled since its last call. The
             engine calls it from any of its threads; it returns at once and never raises. An engine
             that cannot stream never calls it, so the completion alone holds all tokens.
@@ -105,6 +107,7 @@ class GenerateRequest:
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     num_alternatives: int = 0
+    experts_from: int = 0
     on_tokens: OnTokens | None = None
 
 
@@ -141,6 +144,9 @@ class Completion:
         cached_tokens: prompt tokens whose KV was reused.
         stale_kv: the rule under which KV of an older version was used.
         timings: seconds by stage, such as ``queue_s``, ``prefill_s`` and ``decode_s``.
+        routed_experts: ``[n - 1 - experts_from, L, k]`` the experts of the sequence's tokens, from
+            ``GenerateRequest.experts_from`` to the last but one of all n, since the last has not
+            been read yet; fewer where the call was aborted. None from an engine that does not tell.
     """
 
     request_id: str
@@ -153,6 +159,7 @@ class Completion:
     cached_tokens: int = 0
     stale_kv: StaleKV = "never"
     timings: Mapping[str, float] = field(default_factory=dict)
+    routed_experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,7 @@ class EngineInfo:
         policy_version: the version that is served.
         returns_ids: whether it takes and returns token ids.
         grammars: whether it can enforce ``SamplingParams.json_schema``.
+        routing: of a model whose experts its completions tell.
     """
 
     name: str
@@ -176,3 +184,4 @@ class EngineInfo:
     policy_version: int
     returns_ids: bool = True
     grammars: bool = False
+    routing: RoutingShape | None = None

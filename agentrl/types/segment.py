@@ -10,6 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from agentrl.types.arrays import F32, I32, AnyArray, frozen_floats, frozen_ints
+from agentrl.types.routing import Experts, check_record, recorded, unrecorded_rows
 
 _NO_SIDE: Mapping[str, AnyArray] = MappingProxyType({})
 _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
@@ -19,6 +20,8 @@ ALTERNATIVE_LOGPROBS = "alternative_logprobs"
 """Side arrays ``[n, k]`` of a POLICY segment: the k most likely tokens where each of its own was
 sampled, by falling logprob under the convention of ``Segment.logprobs``.
 """
+ROUTED_EXPERTS = "routed_experts"
+"""Side array of any segment that a mixture of experts read: see ``agentrl.types.routing``."""
 
 
 class SegmentKind(IntEnum):
@@ -63,7 +66,7 @@ class Segment:
 
     Raises:
         ValueError: logprobs or version missing on POLICY or present elsewhere; lengths differ; a
-            logprob is NaN or above 0 by more than rounding.
+            logprob is NaN or above 0 by more than rounding; routed experts of another form.
     """
 
     kind: SegmentKind
@@ -98,6 +101,8 @@ class Segment:
                     f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} "
                     f"tokens"
                 )
+        if (record := self.routed_experts) is not None:
+            check_record(record)
         for span in self.media:
             if not 0 <= span.start < span.start + span.num_tokens <= self.token_ids.size:
                 raise ValueError(
@@ -117,6 +122,16 @@ class Segment:
             return None
         ids = self.side[ALTERNATIVE_IDS].astype(np.int32, copy=False)
         return ids, self.side[ALTERNATIVE_LOGPROBS].astype(np.float32, copy=False)
+
+    @property
+    def routed_experts(self) -> Experts | None:
+        """``[n, L, k]`` the experts of each token; None where nobody told of any."""
+        return self.side.get(ROUTED_EXPERTS)  # type: ignore[return-value]
+
+    def with_experts(self, record: Experts | None) -> Segment:
+        """The same tokens with these experts, or without any."""
+        others = {name: one for name, one in self.side.items() if name != ROUTED_EXPERTS}
+        return replace(self, side=others if record is None else {**others, ROUTED_EXPERTS: record})
 
     def __reduce__(self) -> tuple[object, ...]:
         return Segment, (
@@ -147,6 +162,18 @@ def alternatives_side(ids: I32, logprobs: F32) -> Mapping[str, AnyArray]:
     with np.errstate(over="ignore"):
         # What is below the range becomes -inf.
         return {ALTERNATIVE_IDS: ids, ALTERNATIVE_LOGPROBS: logprobs.astype(np.float16)}
+
+
+def share_experts(segments: Iterable[Segment], record: Experts) -> tuple[Segment, ...]:
+    """The segments, each with its part of a record that begins with the first of them; tokens
+    behind the record's end have none."""
+    given = []
+    for segment in segments:
+        part, record = record[: len(segment)], record[len(segment) :]
+        rest = unrecorded_rows(len(segment) - len(part), record.shape[1:], record.dtype)
+        whole = np.concatenate([part, rest]) if rest.size else part
+        given.append(segment.with_experts(whole) if recorded(whole).any() else segment)
+    return tuple(given)
 
 
 def concat_ids(segments: Iterable[Segment], after: I32 = _NO_IDS) -> I32:

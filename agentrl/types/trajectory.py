@@ -297,6 +297,20 @@ class Trajectory:
             if turn.offered_tools is not None:
                 yield turn.offered_tools
 
+    def without_experts(self) -> Trajectory:
+        """The same trajectory without the experts of its tokens; itself where it has none."""
+        if all(segment.routed_experts is None for turn in self.turns for segment in turn.segments):
+            return self
+
+        def bare(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+            return tuple(segment.with_experts(None) for segment in segments)
+
+        turns = (
+            replace(turn, context=bare(turn.context), completion=bare(turn.completion))
+            for turn in self.turns
+        )
+        return replace(self, turns=tuple(turns))
+
     def policy_segments(self) -> tuple[Segment, ...]:
         """Every sampled segment, once, in turn order."""
         return tuple(

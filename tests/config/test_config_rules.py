@@ -139,6 +139,9 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("rollout: {context_tokens: 1024}", "must be more than data.max_prompt_tokens=1024"),
         ("run: {deterministic: true}\nrollout: {engine: "
          "sglang}", "run.deterministic needs rollout.engine='torch'"),
+        ("train: {router_replay: rollout}\nrollout: {engine: sglang, sglang: {device: cpu}}",
+         "train.router_replay='rollout' needs an engine that tells the experts of its tokens, "
+         "'torch' or 'sglang', got rollout.engine='sglang'; set it, or train.router_replay=off"),
         ("sandbox: {backend: dokcer}", "sandbox.backend='dokcer' does not exist"),
         ("sandbox: {require: [file]}", "did you mean 'files'?"),
         ("sandbox: {backend: unsafe, require: isolated}", "contradicts sandbox.backend='unsafe'"),

@@ -237,6 +237,11 @@ def test_what_an_override_makes_idle_is_told(
         ("algorithm: sft\neval: {sets: {a: t.py:f}}",
          "eval.sets does nothing with algorithm.name='sft' as it is set; leave it out, or evaluate "
          "the trained model by `agentrl eval`"),
+        ("algorithm: sft\ntrain: {router_replay: rollout}",
+         "train.router_replay does nothing with algorithm.name='sft' as it is set; leave it out, "
+         "or choose one that trains what a sampler wrote"),
+        ("algorithm: reward_model\ntrain: {router_replay: rollout}",
+         "train.router_replay does nothing with algorithm.name='reward_model' as it is set"),
     ],
 )  # fmt: skip
 def test_what_cannot_act_is_told(problems: Problems, text: str, words: str) -> None:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from agentrl.errors import StoreError
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.store.step_files import FramedWriter
-from agentrl.types import Trajectory
+from agentrl.types import RoutingShape, Trajectory
 from tests.kit.waiting import until
 
 Make = Callable[..., Trajectory]
@@ -49,6 +50,27 @@ def test_a_sealed_step_is_a_shard_and_no_live_file(run: RunDirectory, make: Make
         assert shards(run) == ["step=000007/driver-0001.parquet"]
         assert live_files(run) == []
         assert pq.read_metadata(run.shard_path(7, "driver", 1)).num_rows == 3
+
+
+@pytest.mark.parametrize(("detail", "kept"), [("full", True), ("tokens", False)])
+def test_experts_are_kept_at_full_detail_alone(
+    run: RunDirectory, make: Make, detail: Any, kept: bool
+) -> None:
+    shape = RoutingShape(layers=2, experts=9, top_k=3)
+    plain = make(0)
+    (turn,) = plain.turns
+    record = np.random.default_rng(0).integers(0, 9, (4, 2, 3)).astype(np.uint8)
+    (prompt,) = turn.context
+    routed = replace(turn, context=(prompt.with_experts(record),))
+    with TrajectoryWriter(run, detail=detail) as writer:
+        writer.write(replace(plain, turns=(routed,)), 0)
+
+    stored = TrajectoryReader(run).get(plain.id)
+    found = stored.trajectory.turns[0].context[0].routed_experts
+    assert (found is not None) == kept
+    if found is not None:
+        assert (found == record).all()
+        assert shape.fault(found) == ""
 
 
 def test_a_shard_has_groups_of_32_rows(run: RunDirectory, make: Make) -> None:

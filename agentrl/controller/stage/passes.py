@@ -84,6 +84,7 @@ class Passes:
         # a role that is not built is named here
         facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
         self._length_scale = facts[0].length_scale
+        self._routing = facts[0].routing
         self._share_prefixes = all(one.shares_prefixes for one in facts)
         self._passes: list[tuple[str, Callable[..., Any]]] = [
             (name, own_pass(role.pass_))
@@ -122,6 +123,7 @@ class Passes:
             group_rows=group_rows,
             trained=trained,
             oldest_version=self.oldest_version,
+            routing=self._routing if stage.replays_routing else None,
         )
         train = stage.train
         planned = PlannedBatch.plan(

@@ -16,7 +16,7 @@ from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.tensor_parallel import Shards
 from agentrl.engines.weights import WeightArray, read_config
 from agentrl.errors import ConfigError, EngineError
-from agentrl.types import Completion, GenerateRequest
+from agentrl.types import Completion, GenerateRequest, RoutingShape
 
 if TYPE_CHECKING:
     from torch import UntypedStorage
@@ -221,6 +221,11 @@ class ServerKind(Protocol):
 
     @property
     def sizes(self) -> ModelSizes: ...
+
+    @property
+    def routing(self) -> RoutingShape | None:
+        """Of a mixture whose experts the servers tell."""
+        ...
 
     def command(self, *, model: Path, port: int, label: str) -> list[str]:
         """The command line of one server, with the weights that it starts with and their label."""

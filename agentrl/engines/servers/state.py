@@ -78,6 +78,7 @@ class ServersState:
             place.context_tokens,
             self.life.policy_version,
             grammars=True,
+            routing=self.kind.routing,
         )
 
     def weights_folder(self, version: int) -> Path:

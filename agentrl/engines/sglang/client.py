@@ -27,6 +27,7 @@ from agentrl.engines.sglang.capabilities import (
     require_version,
 )
 from agentrl.engines.sglang.model_check import model_problem, part_names, rank_shards
+from agentrl.engines.sglang.routed_experts import ServedExperts
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.sglang.stream import events, tell_new
 from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
@@ -65,6 +66,7 @@ class SGLangClient(HttpClient):
     ) -> None:
         super().__init__(name, url, spec, place.api_key)
         self._place = place
+        self._experts = ServedExperts.of(place)
         self._labels = labels
         self._info: Mapping[str, Any] = {}
         self.version: tuple[int, ...] = ()
@@ -98,6 +100,12 @@ class SGLangClient(HttpClient):
         served = await self._ask("/model_info")
         if problem := model_problem(self._place, self._info, served):
             raise EngineError(f"{self.name} {problem}", retryable=False)
+        if self._experts is not None and not self._info.get("enable_return_routed_experts"):
+            raise EngineError(
+                f"{self.name} tells no experts of its tokens, which train.router_replay needs; "
+                "start it with --enable-return-routed-experts",
+                retryable=False,
+            )
 
     async def attach(self) -> bool:
         """See ``ServerClient.attach``."""
@@ -127,13 +135,17 @@ class SGLangClient(HttpClient):
                 "newer one",
                 retryable=False,
             )
-        body = generate_body(request, rid)
+        body = generate_body(request, rid, wants_experts=self._experts is not None)
         if request.on_tokens is None:
             answer = await self.json("/generate", body, timeout_s=None)
         else:
             answer = await self._stream(body, request)
         completion = read_answer(
-            request, answer, server=self.name, version_of=self._labels.version_of
+            request,
+            answer,
+            server=self.name,
+            version_of=self._labels.version_of,
+            experts=self._experts,
         )
         self._answered_without_spans |= "weight_versions" not in answer["meta_info"]
         return completion

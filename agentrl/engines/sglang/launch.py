@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agentrl.engines.base import EnginePlace, SharedGpus
+from agentrl.engines.find import engines_with
 from agentrl.engines.servers.client import EncodedTensors, ModelSizes, WeightLabels
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.sglang.capabilities import require_version
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.model_check import SPARE_POSITIONS
+from agentrl.engines.sglang.routed_experts import ServedExperts
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, MachineError
+from agentrl.types import RoutingShape
 from agentrl.types.user_code.load import load_object
 
 if TYPE_CHECKING:
@@ -93,6 +96,7 @@ class SGLangServers:
                 "(each rank of a server has as many heads as the others), got "
                 f"{spec.tp_size}; choose a divisor, or set it to 1"
             )
+        self._experts = ServedExperts.of(place)
         self.device = spec.device
         if not spec.urls and not spec.command:
             offered = self._ask_environment()
@@ -103,6 +107,19 @@ class SGLangServers:
                 "EnginePlace.dtype must be bfloat16 for SGLang servers on a GPU (its kernels there "
                 "have no float32), got 'float32'; set it, or SGLangEngineSpec.device=cpu"
             )
+
+        if not spec.urls and self.device == "cpu" and self._experts is not None:
+            raise ConfigError(
+                "EnginePlace.routed_experts needs SGLang servers on a GPU (they keep experts in "
+                "memory that CUDA registers), got SGLangEngineSpec.device='cpu'; set "
+                "TrainConfig.router_replay=off, or use the engine "
+                f"{engines_with('routed_experts')}"
+            )
+
+    @property
+    def routing(self) -> RoutingShape | None:
+        """See ``ServerKind.routing``."""
+        return None if self._experts is None else self._experts.routing
 
     def client(self, name: str, url: str, labels: WeightLabels) -> SGLangClient:
         """A client of one server."""
@@ -152,6 +169,7 @@ class SGLangServers:
             "max-running-requests": spec.max_running_requests,
             "page-size": spec.page_size,
             "max-total-tokens": self._kv_tokens(),
+            "enable-return-routed-experts": self._experts is not None,
         }
         arguments |= self._shared_arguments()
         if spec.kv_memory_fraction is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from agentrl.engines.base import EnginePlace, HostedEngine, WeightSender
+from agentrl.engines.base import EnginePlace, EngineTraits, HostedEngine, WeightSender
 from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.sglang.environment import SGLANG
@@ -27,6 +28,7 @@ _OWN_ARGUMENTS = (
     "page-size",
     "max-total-tokens",
     "preferred-sampling-params",
+    "enable-return-routed-experts",
 )
 
 
@@ -69,6 +71,10 @@ class SGLangEngineSpec(ServersSpec):
     @property
     def _gpus_a_server(self) -> int:
         return self.tp_size
+
+    def traits(self) -> EngineTraits:
+        """See ``EngineSpec.traits``."""
+        return replace(super().traits(), routed_experts=self.device != "cpu")
 
     def build(self, place: EnginePlace, sender: WeightSender | None = None) -> HostedEngine:
         """Starts the servers, or looks at those given, and waits until all serve.

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from agentrl.engines.checks import chosen
 from agentrl.engines.servers.http_client import RefusedError, ServerLostError
+from agentrl.engines.sglang.routed_experts import ServedExperts
 from agentrl.errors import TokenMismatchError
 from agentrl.types import (
     Completion,
@@ -39,7 +40,9 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     }
 
 
-def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
+def generate_body(
+    request: GenerateRequest, rid: str, *, wants_experts: bool = False
+) -> dict[str, Any]:
     """The whole body: ids in, ids and the logprobs of what is sampled out.
 
     The server makes an image's placeholders itself, of one that stands for them all.
@@ -52,6 +55,11 @@ def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
     }
     if request.num_alternatives:
         body["top_logprobs_num"] = request.num_alternatives
+    if wants_experts:
+        body |= {
+            "return_routed_experts": True,
+            "routed_experts_start_len": request.experts_from,
+        }
     if request.images:
         body["image_data"] = [image.data_uri() for image in request.images]
     return body
@@ -110,6 +118,7 @@ def read_answer(
     *,
     server: str,
     version_of: Callable[[str], int],
+    experts: ServedExperts | None = None,
 ) -> Completion:
     """The completion that an answer holds.
 
@@ -119,6 +128,7 @@ def read_answer(
         server: its name, for errors.
         version_of: policy version of a server's weight label; raises where the label is not this
             engine's.
+        experts: of the model, where the server tells them.
 
     Raises:
         ServerLostError: a part is missing or has another shape; or the server itself failed the
@@ -144,6 +154,8 @@ def read_answer(
         others, other_logprobs = _alternatives(meta, request.num_alternatives)
         usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)
+        told = meta.get("routed_experts") if experts is not None else None
+        record = None if told is None or experts is None else experts.read(told)
         timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise ServerLostError(
@@ -180,6 +192,7 @@ def read_answer(
         usage=usage,
         cached_tokens=cached,
         timings=timings,
+        routed_experts=record,
     )
 
 

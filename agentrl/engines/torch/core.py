@@ -425,6 +425,9 @@ class TorchScheduler:
         job.ids = table.ids[row, : int(table.inputs[1, row]) + 1].copy()
         job.logprobs = table.sampled(row)[1].copy()
         job.kv_tokens = int(table.kv_len[row])
+        record = self._rows.kv.read_experts(row, job.unrecorded_from, job.kv_tokens)
+        if record is not None:
+            job.experts.append(record)
         job.row = None
         table.end(row)
         self._rows.cache.rest(job.request.session_id)

@@ -106,6 +106,7 @@ class TorchEngine:
             self._model.vocab_size,
             self._place.context_tokens,
             self._life.policy_version,
+            routing=self._model.kv_shape.routing,
         )
 
     def pause(self, mode: PauseMode) -> None:

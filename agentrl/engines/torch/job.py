@@ -13,6 +13,7 @@ import numpy.typing as npt
 from agentrl.errors import EngineError
 from agentrl.types import (
     Completion,
+    Experts,
     FinishReason,
     GenerateRequest,
     Segment,
@@ -36,6 +37,8 @@ class ScheduledRequest:
         logprobs: ``[n]`` of the sampled tokens so far.
         marks: (policy version, index of its first sampled token), in order.
         alternatives: ids and logprobs ``[k]`` for each sampled token, where the request asks.
+        experts: parts of the record from the request's first position on, as it was when each
+            token was read first: what is read again under newer weights keeps its own.
         row: the decode row while it runs.
     """
 
@@ -48,6 +51,7 @@ class ScheduledRequest:
     alternatives: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = field(
         default_factory=list
     )
+    experts: list[Experts] = field(default_factory=list)
     row: int | None = None
     cached_tokens: int = 0
     kv_tokens: int | None = None
@@ -103,6 +107,11 @@ class ScheduledRequest:
         if count := self.request.num_alternatives:
             self.alternatives.append((ids[:count].copy(), logprobs[:count].copy()))
 
+    @property
+    def unrecorded_from(self) -> int:
+        """The first position whose experts are still to be recorded."""
+        return self.request.experts_from + sum(map(len, self.experts))
+
     def _segment(self, version: int, first: int, end: int) -> Segment:
         given = self.alternatives[first:end]
         side = alternatives_side(*map(np.stack, zip(*given, strict=True))) if given else {}
@@ -127,6 +136,7 @@ class ScheduledRequest:
             usage=TokenUsage(self.num_prompt, count, self.kv_tokens),
             stop_string=stop_string,
             cached_tokens=self.cached_tokens,
+            routed_experts=np.concatenate(self.experts) if self.experts else None,
             timings={
                 "queue_s": started - self.submitted,
                 "prefill_s": self.prefill_s,

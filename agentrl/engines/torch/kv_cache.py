@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from agentrl.types import Experts, RoutingShape
+
+Parked: TypeAlias = tuple[Tensor, Tensor]
+"""A row's KV ``[2, layers, K, length, E]`` and experts ``[length, L, k]``, outside the cache."""
 
 _ALIGN = 16
 
@@ -13,17 +20,19 @@ _ALIGN = 16
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """What one position takes: ``heads`` K keys and values of ``head_dim`` E numbers in each of
-    ``num_layers``.
+    ``num_layers``; and of a mixture the experts that it went through.
     """
 
     num_layers: int
     heads: int
     head_dim: int
+    routing: RoutingShape | None = None
 
 
 class KVCache:
     """Keys and values ``[layers, rows, K, capacity, E]`` and the decode mask ``bias``
-    ``[rows, K, capacity]``.
+    ``[rows, K, capacity]``; of a mixture also what made them, the experts ``[rows, capacity, L,
+    k]``.
 
     ``capacity`` exceeds ``max_keys`` (the context, in whole blocks of ``block`` keys): the last
     position, ``trash``, takes the writes of padding and of rows that are not running, and is never
@@ -56,6 +65,15 @@ class KVCache:
         self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
         self.flat = list(zip(*self._both.view(2, shape.num_layers, -1, E), strict=True))
         self._flat_bias = self.bias.view(-1)
+        self.routing = shape.routing
+        chosen = (self.routing.layers, self.routing.top_k) if self.routing else (0, 0)
+        is_byte = self.routing is None or self.routing.dtype == np.uint8
+        # torch computes little with uint16; the bits are the same
+        self._experts = torch.zeros(
+            (rows, self.capacity, *chosen),
+            dtype=torch.uint8 if is_byte else torch.int16,
+            device=device,
+        )
 
     def in_blocks(self, keys: int) -> int:
         """So many keys, rounded up to whole blocks."""
@@ -85,6 +103,18 @@ class KVCache:
         both = both[:, :rows] if isinstance(rows, int) else both[:, rows]
         return both[0], both[1]
 
+    def note_experts(self, rows_n: Tensor, positions_nT: Tensor, chosen: Tensor) -> None:
+        """Keeps the experts ``[n·T, L, k]`` that a forward chose for its positions."""
+        found = chosen.view(*positions_nT.shape, *chosen.shape[1:])
+        self._experts[rows_n[:, None], positions_nT] = found.to(self._experts.dtype)
+
+    def read_experts(self, row: int, first: int, end: int) -> Experts | None:
+        """``[end - first, L, k]`` a copy of a row's experts; None of a dense model."""
+        if self.routing is None:
+            return None
+        found: Experts = self._experts[row, first:end].cpu().numpy().copy()
+        return found.view(self.routing.dtype)
+
     def set_visible(self, row: int, length: int) -> None:
         """Makes exactly positions 0..length-1 visible to ``decode``."""
         self.bias[row, :, :length] = 0.0
@@ -93,14 +123,17 @@ class KVCache:
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first ``length`` positions of a row into another."""
         self._both[:, :, target, :, :length] = self._both[:, :, source, :, :length]
+        self._experts[target, :length] = self._experts[source, :length]
 
-    def take(self, row: int, length: int) -> Tensor:
-        """A copy ``[2, layers, K, length, E]`` of a row, to be parked."""
-        return self._both[:, :, row, :, :length].clone()
+    def take(self, row: int, length: int) -> Parked:
+        """A copy of a row, to be parked."""
+        return self._both[:, :, row, :, :length].clone(), self._experts[row, :length].clone()
 
-    def give(self, row: int, parked: Tensor) -> None:
+    def give(self, row: int, parked: Parked) -> None:
         """Puts a parked copy into a row."""
-        self._both[:, :, row, :, : parked.shape[3]] = parked
+        both, experts = parked
+        self._both[:, :, row, :, : both.shape[3]] = both
+        self._experts[row, : len(experts)] = experts
 
     def clear_row(self, row: int) -> None:
         """Zeroes a row, so that no NaN remains in it."""

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from agentrl.engines.torch.kv_cache import KVCache
+from agentrl.engines.torch.kv_cache import KVCache, Parked
 from agentrl.engines.torch.rows import RowTable
 from agentrl.types.arrays import common_prefix
 
@@ -47,7 +46,7 @@ class SessionCache:
         # with a row, in order of their last use
         self._idle: dict[str, KVSession] = {}
         # KV and ids of those without a row, likewise
-        self._parked: dict[str, tuple[Tensor, npt.NDArray[np.int32]]] = {}
+        self._parked: dict[str, tuple[Parked, npt.NDArray[np.int32]]] = {}
         self._rows: list[KVSession | None] = [None] * len(table.kv_len)
         self._prompts: dict[bytes, KVSession] = {}
 
@@ -157,7 +156,7 @@ class SessionCache:
         self._parked_tokens += ids.size
         self._vacate(session)
 
-    def _unpark(self, session_id: str) -> tuple[Tensor, npt.NDArray[np.int32]] | None:
+    def _unpark(self, session_id: str) -> tuple[Parked, npt.NDArray[np.int32]] | None:
         """Takes what is parked of a session out of its place."""
         parked = self._parked.pop(session_id, None)
         if parked is not None:

@@ -70,7 +70,7 @@ class TorchEngineSpec(EngineSpec):
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``."""
-        return EngineTraits(deterministic=True, gpus=int(self.device != "cpu"))
+        return EngineTraits(deterministic=True, gpus=int(self.device != "cpu"), routed_experts=True)
 
     def resolve(self, place: EnginePlace) -> EnginePlace:
         """See ``EngineSpec.resolve``.

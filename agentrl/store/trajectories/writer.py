@@ -25,7 +25,7 @@ from agentrl.store.disk import hold_name, write_failure
 from agentrl.store.json_text import to_json
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory, check_writer
-from agentrl.store.store_spec import KeepSpec
+from agentrl.store.store_spec import Detail, KeepSpec
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.columns import SECRET_COLUMNS, Row
 from agentrl.store.trajectories.files import TrajectoryFiles
@@ -76,6 +76,7 @@ class TrajectoryWriter(Closing):
         run: where.
         writer: names this writer's files; one process at a time may use a name.
         keep: which of its trajectories stay once their step is old; by default all.
+        detail: ``full`` keeps the experts of each token too.
         queue_size: trajectories and annotations held in memory.
         timeout_s: how long a call waits without any progress of the store.
 
@@ -92,6 +93,7 @@ class TrajectoryWriter(Closing):
         writer: str = "driver",
         *,
         keep: KeepSpec | None = None,
+        detail: Detail = "tokens",
         queue_size: int = 4096,
         timeout_s: float = 600.0,
     ) -> None:
@@ -99,6 +101,7 @@ class TrajectoryWriter(Closing):
         self._writer = check_writer(writer)
         self._queue_size = queue_size
         self._timeout_s = timeout_s
+        self._keeps_experts = detail == "full"
         self._mask = SecretMask()
         self._lock_file = hold_name(run.live_folder / f"{writer}.lock")
         self._files = TrajectoryFiles(run, writer)
@@ -326,6 +329,8 @@ class TrajectoryWriter(Closing):
             os.close(self._lock_file)
 
     def _store(self, trajectory: Trajectory, step: int, recorded_at: float) -> None:
+        if not self._keeps_experts:
+            trajectory = trajectory.without_experts()
         for image in trajectory.images().values():
             # else it was read from a store
             if image.data is not None:

@@ -32,7 +32,7 @@ from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.parallel.shards import WeightPart
 from agentrl.training.save_result import SaveResult
-from agentrl.types import Part, Stat
+from agentrl.types import Part, RoutingShape, Stat
 
 _Part: TypeAlias = tuple[Tensor, int, tuple[Tensor, ...]]
 """A sum, a count, and the extremes of what was summed."""
@@ -118,6 +118,8 @@ class ModelInfo:
         length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
         max_tokens: longest sequence that it has positions for; None where it sets no bound.
         shares_prefixes: whether it computes the common beginning of a micro-batch's samples once.
+        routing: of a mixture whose tokens go through the experts that they are given
+            (``Packed.experts``).
         num_active: parameters that compute a token, with its experts alone; None is all.
     """
 
@@ -126,6 +128,7 @@ class ModelInfo:
     length_scale: float
     max_tokens: int | None = None
     shares_prefixes: bool = False
+    routing: RoutingShape | None = None
     num_active: int | None = None
 
 

@@ -46,7 +46,7 @@ from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.process_group import FULL, DistSpec, Sharding
 from agentrl.training.parallel.shards import WeightPart, local
 from agentrl.training.save_result import SaveResult
-from agentrl.types import Part
+from agentrl.types import Part, RoutingShape
 
 logger = logging.getLogger(__name__)
 
@@ -338,12 +338,14 @@ def _info_of(model: PackedModel) -> ModelInfo:
     )
     scale = num_active / (config.num_hidden_layers * width)
     longest = getattr(config, "max_position_embeddings", None)
+    own = model.routing
     return ModelInfo(
         num_parameters,
         int(config.vocab_size),
         float(scale),
         longest,
         model.shares_prefixes,
+        None if own is None else RoutingShape(own.num_layers, own.num_experts, own.top_k),
         num_active,
     )
 

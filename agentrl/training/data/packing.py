@@ -24,8 +24,9 @@ from torch import Tensor
 from agentrl.errors import DataError
 from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
 from agentrl.training.data.transfer import to_device
-from agentrl.types import Batch, BatchShard, SegmentKind
+from agentrl.types import Batch, BatchShard, Experts, SegmentKind
 from agentrl.types.batch import Media, media_within
+from agentrl.types.routing import recorded
 
 I64 = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
@@ -59,6 +60,8 @@ class Packed:
     Args:
         token_ids: ``[L]`` int64.
         positions: ``[P, L]`` int64, from 0 in each sample; one plane for text.
+        experts: ``[L, mixtures, K]`` int16, those that each token is to go through, -1 where it
+            routes itself; None lets all of them.
         logit_rows: ``[R]`` int64, increasing: the positions whose logits are computed, once for
             each temperature.
         temperature: ``[R]`` float32, the sampler's.
@@ -95,6 +98,7 @@ class Packed:
 
     token_ids: Tensor
     positions: Tensor
+    experts: Tensor | None = None
     logit_rows: Tensor
     temperature: Tensor
     logit_of: Tensor
@@ -187,6 +191,7 @@ class PackedMicroBatches:
         none = batch.media[:0]
         token_ids = np.zeros(span_ends[-1], dtype=np.int64)
         positions = np.zeros((len(self.positions_of(0, none)), token_ids.size), dtype=np.int64)
+        entries = np.full(token_ids.size, -1)
         ends = np.zeros(len(samples), dtype=np.int64)
         copies = np.zeros_like(token_ids)
         # for each wanted token of each sample: its entry in the columns, its sample, and the
@@ -200,6 +205,7 @@ class PackedMicroBatches:
             start, stop = starts[sample_row : sample_row + 2].tolist()
             images = media_within(batch.media, start, stop)
             token_ids[places] = batch.token_ids[start:stop]
+            entries[places] = np.arange(start, stop)
             copies[places] += 1
             positions[:, places] = self.positions_of(places.size, images)
             ends[number] = places[-1]
@@ -212,6 +218,7 @@ class PackedMicroBatches:
         row = _Row(
             token_ids=token_ids,
             positions=positions,
+            entries=entries,
             spans=tuple(spans),
             samples=np.asarray(samples, dtype=np.int64),
             ends=ends,
@@ -263,6 +270,10 @@ class PackedMicroBatches:
             "fresh_rows": np.flatnonzero((is_sampled & ~is_stale)[trained]),
             "stale_rows": np.flatnonzero((is_sampled & is_stale)[trained]),
         }
+        if batch.routed_experts is not None:
+            arrays["experts"] = _chosen(
+                batch.routed_experts, row.entries[low : low + length], length
+            )
         if self.extras is not None:
             columns |= self.extras(row.samples)
         moved = arrays | {f"column {name}": one for name, one in columns.items()}
@@ -288,11 +299,14 @@ class _Row:
     """How samples lie in a packed row, and their wanted tokens in any order.
 
     Args:
+        entries: the place of each token in the columns, of a common prefix in any of its samples;
+            -1 for a filler, or none where it is behind all samples.
         before: ``[N]`` positions before the wanted tokens; the others as in ``Packed``.
     """
 
     token_ids: I64
     positions: I64
+    entries: I64
     spans: tuple[Span, ...]
     samples: I64
     ends: I64
@@ -320,6 +334,16 @@ def _followed(positions: I64, filler: int) -> I64:
     """``[P, T + filler]``: positions, and behind them those of a sample of text."""
     behind = np.broadcast_to(np.arange(filler), (len(positions), filler))
     return np.concatenate([positions, behind], axis=1)
+
+
+def _chosen(record: Experts, entries: I64, length: int) -> npt.NDArray[np.int16]:
+    """``[length, mixtures, K]`` the experts of a record's entries; what is no entry or has no
+    experts routes itself."""
+    chosen = np.full((length, *record.shape[1:]), -1, np.int16)
+    places = np.flatnonzero(entries >= 0)
+    own = record[entries[places]]
+    chosen[places] = np.where(recorded(own)[:, None, None], own.astype(np.int16), -1)
+    return chosen
 
 
 def padded_spans(spans: tuple[Span, ...], parts: int) -> tuple[Span, ...]:

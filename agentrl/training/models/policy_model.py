@@ -133,7 +133,12 @@ class PolicyModel(PackedModel):
         """
         tokens = Tokens(packed.temperature, packed.logit_of, packed.targets, packed.host_logit_of)
         chosen = self.hidden(
-            packed.token_ids, packed.positions, packed.spans, packed.logit_rows, packed.before
+            packed.token_ids,
+            packed.positions,
+            packed.spans,
+            packed.logit_rows,
+            packed.before,
+            packed.experts,
         )
         logprobs, entropy = self.scorer(chosen, tokens)
         if not packed.counts or not packed.source.size:

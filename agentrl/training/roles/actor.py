@@ -105,9 +105,12 @@ class ActorSpec(LearnerSpec):
 
     Args:
         detail: which numbers of each token an update returns (docs/annotations.md).
+        replays_routing: whether tokens go through the experts that the sampler chose, with gates of
+            the actor's own (arXiv:2510.11370).
     """
 
     detail: Detail = "basic"
+    replays_routing: bool = False
 
     def build(self, place: DistSpec) -> Actor:
         """The role on one rank."""
@@ -118,7 +121,8 @@ class Actor(PolicyRole, LearningRole):
     """One rank of the policy.
 
     Raises:
-        ConfigError: as ``Role``, or the algorithm has no policy's loss.
+        ConfigError: as ``Role``, or the algorithm has no policy's loss, or the model no experts to
+            replay.
     """
 
     name = "actor"
@@ -132,6 +136,14 @@ class Actor(PolicyRole, LearningRole):
             )
         self._policy_loss = spec.algorithm.policy_loss
         super().__init__(spec, place)
+        self.replays_routing = spec.replays_routing
+        if self.replays_routing and self.backend.info.routing is None:
+            raise ConfigError(
+                f"TrainConfig.router_replay='rollout' needs a mixture of experts that "
+                f"backend {self.backend.name!r} routes by itself, and {spec.model_path!r} is none; "
+                "set it to off, or choose another model",
+                fields=("TrainConfig.router_replay", "ModelConfig.path"),
+            )
         self._tp = place.tp
         parts = [f"{name}_loss" for name in spec.algorithm.terms]
         names = ["loss", *(["pg_loss", *parts] if parts else [])]
@@ -182,6 +194,9 @@ class Actor(PolicyRole, LearningRole):
 
         found = self.learn(shard, shard.wanted(), loss, sums=self._loss_names)
         found += {name: Stat.of([value]) for name, value in meter.metrics().items()}
+        if self.replays_routing:
+            batch = shard.batch
+            found += {"moe/unrecorded_frac": Stat(batch.num_unrecorded, batch.num_tokens)}
         return UpdateStats(found, columns.result(shard.batch.num_tokens))
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:

@@ -36,11 +36,15 @@ class Role:
     Attributes:
         backend: holds and runs the model.
         column_dtype: of the columns that it returns, float32 but for a float64 model.
+        replays_routing: whether tokens go through the experts that the sampler chose. Those of
+            another model, such as a frozen reference, are its own: what it says of a token would
+            else depend on the policy's router.
         own_name: of a custom role, whose methods see its own columns in place of a critic's.
     """
 
     kind: ClassVar[Literal["policy", "values", "scores"]]
     """What its model answers; see ``RoleModel``."""
+    replays_routing = False
     own_name = ""
     trains: ClassVar[bool] = False
     """Whether its weights move; those of others are frozen."""
@@ -92,6 +96,8 @@ class Role:
 
     def packed(self, shard: BatchShard, extras: Extras | None = None) -> PackedMicroBatches:
         """The micro-batches of a shard as rows for the model."""
+        if not self.replays_routing:
+            shard = replace(shard, batch=replace(shard.batch, routed_experts=None))
         return PackedMicroBatches(
             shard,
             self.device,

@@ -71,6 +71,8 @@ def is_mixture(folder: Path) -> bool:
     """Whether a Hugging Face folder has one of these."""
     config = folder / "config.json"
     return config.is_file() and json.loads(config.read_bytes()).get("model_type") in MIXTURES
+
+
 def computed(config: Mapping[str, Any]) -> bool:
     """Whether the engine's own decoder computes a model, by its ``config.json``: never a silent
     approximation. The same models can be computed in fixed shapes.

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache
 
 from agentrl.engines.torch.kv_cache import KVCache, additive_mask
+from agentrl.engines.torch.model.expert_recorder import ExpertRecorder
 from agentrl.engines.torch.model.fixed_shapes import attend
 from agentrl.engines.torch.row_layout import Blocks
 
@@ -128,19 +129,22 @@ class TransformersDecoder:
         module: takes ``position_ids``, masks of four dimensions, a ``Cache`` and
             ``logits_to_keep``.
         masks: the form of its masks.
+        recorder: takes the experts of a mixture's passes; None leaves them unrecorded.
     """
 
     module: torch.nn.Module
     kv: KVCache
     masks: CacheMasks
+    recorder: ExpertRecorder | None = None
 
     def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
         """See ``Forward.decode``; all rows attend to as many keys as the longest."""
         N = tokens_N.shape[0]
         num_keys = self.kv.in_blocks(max(keys for _, keys in blocks))
-        index = self.kv.flat_index(torch.arange(N, device=tokens_N.device), positions_N[:, None])
+        rows = torch.arange(N, device=tokens_N.device)
+        index = self.kv.flat_index(rows, positions_N[:, None])
         cache = RowCache(self.kv, N, index.view(N, 1, -1), num_keys)
-        return self._logits(tokens_N[:, None], positions_N[:, None], cache, num_keys, 1)[:, 0]
+        return self._logits(tokens_N[:, None], positions_N[:, None], rows, cache, num_keys, 1)[:, 0]
 
     def prefill(
         self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
@@ -151,12 +155,20 @@ class TransformersDecoder:
         index = self.kv.flat_index(rows_M, positions_MT)
         cache = RowCache(self.kv, rows_M, index.view(M, T, -1), num_keys)
         kept, place_M = torch.unique(last_M, return_inverse=True)
-        logits = self._logits(tokens_MT, positions_MT, cache, num_keys, kept)
+        logits = self._logits(tokens_MT, positions_MT, rows_M, cache, num_keys, kept)
         return logits[torch.arange(M, device=logits.device), place_M]
 
     def _logits(
-        self, tokens: Tensor, positions: Tensor, cache: RowCache, num_keys: int, kept: Tensor | int
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        cache: RowCache,
+        num_keys: int,
+        kept: Tensor | int,
     ) -> Tensor:
+        if self.recorder is not None:
+            self.recorder.begin()
         answer = self.module(
             input_ids=tokens,
             # padding's own place may be behind the last position of a learned embedding
@@ -166,5 +178,7 @@ class TransformersDecoder:
             use_cache=True,
             logits_to_keep=kept,
         )
+        if self.recorder is not None:
+            self.kv.note_experts(rows, positions, self.recorder.taken())
         logits: Tensor = answer.logits
         return logits.float()

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model import fixed_shapes
+from agentrl.engines.torch.model.expert_recorder import ExpertRecorder, routing_of
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
@@ -84,7 +85,9 @@ class TransformersModel(ServedModel):
             self.renew()
         else:
             self.load(tensors.items())
-        self.kv_shape, self._masks = prove(module, _mask_kinds(config))
+        shape, self._masks = prove(module, _mask_kinds(config))
+        self.kv_shape = replace(shape, routing=routing_of(module))
+        self._recorder = ExpertRecorder(module) if self.kv_shape.routing else None
         if exact:
             self._fix_shapes()
             return
@@ -123,7 +126,7 @@ class TransformersModel(ServedModel):
 
     def forward_over(self, kv: KVCache) -> TransformersDecoder:
         """See ``ServedModel``."""
-        return TransformersDecoder(self._module, kv, self._masks)
+        return TransformersDecoder(self._module, kv, self._masks, self._recorder)
 
     def renew(self) -> None:
         """See ``ServedModel``."""

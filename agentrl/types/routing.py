@@ -1,0 +1,107 @@
+"""Routing: the experts of a mixture that each token went through, as whoever computed it tells.
+
+A record's rows belong to tokens: row i holds the experts of the forward that read token i, in every
+layer that has any. A row of ``dtype``'s largest number throughout is none: nobody told.
+
+Axes: n tokens, L layers with experts, k experts of a token in a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.types.arrays import I32, Bools
+
+Number: TypeAlias = np.unsignedinteger[Any]
+"""Of an expert: uint8 or uint16."""
+
+Experts: TypeAlias = npt.NDArray[Number]
+"""A record ``[n, L, k]``."""
+
+_KINDS: tuple[np.dtype[Number], ...] = (np.dtype(np.uint8), np.dtype(np.uint16))
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingShape:
+    """How a model routes its tokens.
+
+    Args:
+        layers: those with experts.
+        experts: of a layer.
+        top_k: experts that a token goes through in a layer.
+    """
+
+    layers: int
+    experts: int
+    top_k: int
+
+    @property
+    def dtype(self) -> np.dtype[Number]:
+        """Of a record: a byte, unless all its numbers are taken."""
+        return _KINDS[self.experts > np.iinfo(np.uint8).max]
+
+    def unrecorded(self, tokens: int) -> Experts:
+        """``[tokens, L, k]`` of tokens whose experts nobody told."""
+        return unrecorded_rows(tokens, (self.layers, self.top_k), self.dtype)
+
+    def fault(self, record: Experts) -> str:
+        """How a record is not one of this model's; empty for one that is."""
+        wanted = (self.layers, self.top_k)
+        if record.ndim != 3 or record.shape[1:] != wanted or record.dtype != self.dtype:
+            return (
+                f"it has {record.dtype} of shape {record.shape}, and a model of {self} has "
+                f"{self.dtype} [tokens, {self.layers}, {self.top_k}]"
+            )
+        known = record[recorded(record)]
+        if known.size and int(known.max()) >= self.experts:
+            return f"it names expert {int(known.max())}, and a model of {self} has {self.experts}"
+        return ""
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers of {self.experts} experts, {self.top_k} a token"
+
+
+def recorded(record: Experts) -> Bools:
+    """``[n]`` whether a token's experts are known."""
+    known: Bools = (record != np.iinfo(record.dtype).max).any((1, 2))
+    return known
+
+
+def unrecorded_rows(tokens: int, shape: Sequence[int], dtype: np.dtype[Number]) -> Experts:
+    """``[tokens, *shape]`` of tokens whose experts nobody told."""
+    rows: Experts = np.full((tokens, *shape), np.iinfo(dtype).max, dtype)
+    return rows
+
+
+def check_record(record: Experts) -> None:
+    """Refuses what is no record of any model.
+
+    Raises:
+        ValueError: another dtype or number of dimensions, or no expert a token.
+    """
+    if record.dtype not in _KINDS or record.ndim != 3 or not all(record.shape[1:]):
+        raise ValueError(
+            "routed experts must be uint8 or uint16 of shape [tokens, layers, k], got "
+            f"{record.dtype} of shape {record.shape}"
+        )
+
+
+def row_keys(ids: I32, record: Experts) -> npt.NDArray[np.uint64]:
+    """``[n]`` a number of each token: equal for equal ids with equal experts, for others hardly
+    ever."""
+    width = record[:1].nbytes
+    words = np.zeros((len(record), -(-width // 8)), np.uint64)
+    words.view(np.uint8)[:, :width] = (
+        np.ascontiguousarray(record).reshape(len(record), -1).view(np.uint8)
+    )
+    keys = ids.astype(np.uint64)
+    # A hash of one column at a time, which needs no copy of all.
+    for column in words.T:
+        keys = (keys ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(29)
+    return keys

@@ -1,0 +1,218 @@
+"""Router replay: what it is worth where engine and trainer of a mixture round otherwise
+(``python -m benchmarks.router_replay``).
+
+A tiny Qwen3-MoE samples in bfloat16, and is trained in float32. First the logprobs of both are
+compared once; ``--only mismatch`` ends there. Then the code example is learned by such a model with
+``train.router_replay`` off and on, from one warm-up a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentrl.algorithms import make_algorithm
+from agentrl.engines import EnginePlace
+from agentrl.engines.torch import TorchEngine
+from agentrl.rollouts import make_batch
+from agentrl.training import Actor, ActorSpec, DistSpec, Layout, join, leave, shards
+from agentrl.training.data.partition import partition
+from agentrl.training.models.tiny import build_tiny_model
+from agentrl.types import (
+    Batch,
+    GenerateRequest,
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    Status,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    load_object,
+    share_experts,
+)
+from benchmarks.figures import Figures, add_arguments
+
+CODE = Path(__file__).resolve().parents[1] / "examples" / "code"
+SEEDS = (0, 1, 2)
+VARIANTS = ("off", "rollout")
+ALONE = (
+    "stages.rl.eval.sets.code_sharpened.num_tasks=1",
+    "stages.rl.eval.sets.code_without_tool.num_tasks=1",
+)
+"""Baselines of the task that are measured elsewhere."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, run what is not there yet, then report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser, benchmark="router_replay")
+    parser.add_argument(
+        "--runs", type=Path, help="folder of the run directories; finished ones are not run again"
+    )
+    parser.add_argument("--only", choices=("mismatch", "learning"))
+    parser.add_argument("--set", nargs="*", default=[], help="further settings of each run")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS)
+    arguments = parser.parse_args(argv)
+    folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-replay-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = Figures()
+    if arguments.only != "learning":
+        build_model(str(folder / "model"))
+        report_mismatch(figures, compared(folder / "model"))
+    if arguments.only != "mismatch":
+        for seed in arguments.seeds:
+            learn(figures, folder, seed, arguments.set)
+    return figures.finish(arguments, seeds=list(arguments.seeds))
+
+
+def build_model(folder: str, seed: int = 0) -> None:
+    """``model.build``: the code example's model with sixteen experts in the place of each MLP, of
+    which a token goes through four."""
+    demonstrations = load_object("warmup.py:demonstrations", CODE)(seed)
+    build_tiny_model(folder, demonstrations, seed=seed, vocab_size=480, experts=16, top_k=4)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The trainer beside the sampler, on sampled tokens.
+
+    Args:
+        logp_abs: mean difference of their logprobs, nats.
+        differ: share of the tokens before them that went through other experts.
+    """
+
+    logp_abs: float
+    differ: float
+
+
+def compared(
+    folder: Path, *, samples: int = 16, prompt_tokens: int = 20, new_tokens: int = 40
+) -> dict[str, Comparison]:
+    """By ``train.router_replay``, of tokens that an engine sampled in bfloat16."""
+    engine = TorchEngine(EnginePlace(str(folder), dtype="bfloat16", max_running=samples))
+    vocabulary, routing = engine.info().vocab_size, engine.info().routing
+    assert routing is not None, "the model is a mixture"
+
+    async def episode(index: int) -> Trajectory:
+        ids = np.random.default_rng(index).integers(0, vocabulary, prompt_tokens).astype(np.int32)
+        name, params = f"{index}", SamplingParams(new_tokens)
+        completion = await engine.generate(GenerateRequest(name, name, ids, params, seed=index))
+        assert completion.routed_experts is not None, "a mixture tells them"
+        prompt = Segment(SegmentKind.PROMPT, ids)
+        segments = share_experts((prompt, *completion.segments), completion.routed_experts)
+        message: Any = {"role": "assistant", "content": ""}
+        turn = Turn(0, None, segments[:1], segments[1:], "", message, sampling=params)
+        return Trajectory(
+            Task(name), 0, index, 0, "train", (turn,), Status("terminated"), reward=0.0
+        )
+
+    async def episodes() -> list[Trajectory]:
+        return await asyncio.gather(*map(episode, range(samples)))
+
+    played = tuple(asyncio.run(episodes()))
+    engine.close()
+    group = TrajectoryGroup(0, played[0].task, played)
+    batch = make_batch([group], credit=np.zeros(samples, np.float32), routing=routing)
+    join(DistSpec())
+    try:
+        return {name: trained(folder, batch, replays=name == "rollout") for name in VARIANTS}
+    finally:
+        leave()
+
+
+def trained(folder: Path, batch: Batch, *, replays: bool) -> Comparison:
+    """What the trainer makes of a batch that a sampler made."""
+    spec = ActorSpec(str(folder), make_algorithm("grpo"), replays_routing=replays)
+    actor = Actor(spec, DistSpec())
+    layout = Layout(1, batch.num_tokens, actor.facts().length_scale)
+    (plan,) = partition(batch.lengths, batch.trajectory, seed=0, layout=layout)
+    (shard,) = shards(batch, plan)
+    (logprobs,) = actor.logprobs(shard).values()
+    own = shard.batch
+    wanted = own.loss_mask > 0
+    assert own.routed_experts is not None, "make_batch was given the routing"
+    # the experts of each token that a trained one follows, there and in the single row
+    (packed,) = actor.packed(shard)
+    record = own.routed_experts[packed.source - 1]
+    last = actor.backend.model.routing.last
+    used = torch.stack([last[layer].experts for layer in sorted(last)], 1).numpy()[packed.before]
+    differ = np.sort(used) != np.sort(record)
+    return Comparison(
+        float(np.abs(logprobs - own.rollout_logprobs)[wanted].mean()),
+        float(differ.any((1, 2)).mean()),
+    )
+
+
+def report_mismatch(figures: Figures, found: dict[str, Comparison]) -> None:
+    for name, one in found.items():
+        told = f"router_replay={name}"
+        figures.report(f"{told}, mismatch/logp_abs", one.logp_abs, "nats")
+        if name == "rollout":
+            figures.at_most(f"{told}, share of tokens whose experts differ", one.differ, "", 0.0)
+        else:
+            figures.report(f"{told}, share of tokens whose experts differ", one.differ, "")
+    ratio = found["rollout"].logp_abs / found["off"].logp_abs
+    figures.at_most("mismatch/logp_abs with replay to without", ratio, "", 0.5)
+
+
+def learn(figures: Figures, folder: Path, seed: int, settings: Sequence[str]) -> None:
+    """The code example by both, from the warm-up of the first."""
+    shared = (*ALONE, "rollout.dtype=bfloat16", f"run.seed={seed}", *settings)
+    warm_up = folder / f"off-{seed}" / "models" / "warmup"
+    start = {
+        "off": f"model.build={Path(__file__).resolve()}:build_model",
+        "rollout": f"model.path={warm_up}",
+    }
+    for name in VARIANTS:
+        own = folder / f"{name}-{seed}"
+        run(own, (start[name], f"stages.rl.train.router_replay={name}", *shared))
+        told = f"code, seed {seed}, router_replay={name}"
+        summary = json.loads((own / "summary.json").read_text(encoding="utf-8"))
+        ends = summary["eval"]["code"]
+        for kind in ("sampled", "greedy"):
+            figures.report(f"{told}, {kind} after", ends["after"][kind], "")
+        gain = ends["after"]["sampled"] - ends["before"]["sampled"]
+        figures.at_least(f"{told}, sampled gain", gain, "", 0.2)
+        figures.report(
+            f"{told}, mismatch/logp_abs", mean(column(own, "mismatch/logp_abs/mean")), "nats"
+        )
+        if name == "rollout":
+            unrecorded = max(column(own, "moe/unrecorded_frac"))
+            figures.at_most(f"{told}, tokens without a record", unrecorded, "", 0.0)
+
+
+def run(folder: Path, settings: Sequence[str]) -> None:
+    """``agentrl train``, unless it is finished; an interrupted one goes on."""
+    if (folder / "summary.json").is_file():
+        return
+    command = [sys.executable, "-m", "agentrl", "train", str(CODE / "config.yaml")]
+    command += [f"run.dir={folder}", *settings]
+    command += ["--resume"] if (folder / "run.json").is_file() else []
+    print(f"--- {folder.name}: {' '.join(settings)}", flush=True)
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def column(folder: Path, metric: str) -> list[float]:
+    """A metric of the RL stage by step."""
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row.get("stage") == "rl"]
+    return [row[metric] for row in rows]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from agentrl.training.models import mixture
 from agentrl.training.models.mixture import Mixture
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.models.trunk import Recompute, wrap_blocks
+from agentrl.training.parallel.collectives import exchange_rows
 from agentrl.training.parallel.process_group import FULL, SHARED, Sharding
 from benchmarks.trainer.shapes import SHAPES, packed_row, random_model
 
@@ -171,20 +173,16 @@ def random_policy(shape: str, attention: str, recompute: Recompute) -> PolicyMod
     return model
 
 
-class _EvenLoads:
+@contextmanager
+def _even_loads() -> Iterator[None]:
     """What of a mixture depends on the values of tensors, with even loads in their place."""
-
-    def __init__(self) -> None:
-        self._right = mixture.grouped_product, Mixture._on_ranks, Fsdp2Backend._loads
-
-    def __enter__(self) -> None:
+    with (
         # the gradient is of the whole stack here, too
-        mixture.grouped_product = lambda rows, matrices, _ends: rows @ matrices[0]
-        Mixture._on_ranks = _on_even_ranks  # type: ignore[method-assign]
-        Fsdp2Backend._loads = lambda _self: None  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        mixture.grouped_product, Mixture._on_ranks, Fsdp2Backend._loads = self._right  # type: ignore[method-assign]
+        patch.object(mixture, "grouped_product", lambda rows, matrices, _: rows @ matrices[0]),
+        patch.object(Mixture, "_on_ranks", _on_even_ranks),
+        patch.object(Fsdp2Backend, "_loads", lambda _: None),
+    ):
+        yield
 
 
 def _on_even_ranks(one: Mixture, pairs: Tensor, ends: Tensor) -> Tensor:
@@ -192,9 +190,9 @@ def _on_even_ranks(one: Mixture, pairs: Tensor, ends: Tensor) -> Tensor:
     assert ranks is not None
     sizes = [pairs.shape[0] // ranks.size()] * ranks.size()
     order = torch.arange(pairs.shape[0])
-    come = mixture.spread(mixture.exchange_rows(pairs, sizes, sizes, ranks), order, order, 1)
+    come = mixture.spread(exchange_rows(pairs, sizes, sizes, ranks), order, order, 1)
     made = mixture.spread(one.experts(come, ends), order, order, 1)
-    return mixture.exchange_rows(made, sizes, sizes, ranks)
+    return exchange_rows(made, sizes, sizes, ranks)
 
 
 @contextmanager
@@ -246,7 +244,7 @@ def on_paper(
             boundaries = Boundaries(fake.from_tensor(ends), max(lengths))
             arguments = {"boundaries": boundaries}
             backend.model._attention_arguments = lambda *_: arguments  # type: ignore[method-assign]
-        with fake, _EvenLoads():
+        with fake, _even_loads():
             return count_step(backend, replace(packed, columns={}, **tensors), OptimSpec())
 
 

@@ -53,7 +53,7 @@ def shard_over(
         # A sum of bfloat16 gradients would be rounded once a rank.
         reduce_dtype=torch.promote_types(dtype, torch.float32),
     )
-    apart = [] if experts is None else [one.experts for one in model.mixtures()]
+    apart: list[nn.Module] = [] if experts is None else [one.experts for one in model.mixtures()]
     for module in (*apart, *model.input_modules(), *model.blocks()):
         own = mesh if experts is None or module not in apart else experts
         fully_shard(module, mesh=own, mp_policy=policy, reshard_after_forward=not keep_gathered)

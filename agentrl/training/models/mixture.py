@@ -249,7 +249,8 @@ class Mixture(nn.Module):
 
     def _logits(self, rows: Tensor) -> Tensor:
         router = self.get_submodule(self._family.router)
-        weight, bias = router._parameters["weight"], router._parameters.get("bias")
+        weight: Tensor | None = router._parameters["weight"]
+        bias = router._parameters.get("bias")
         assert weight is not None, "a router is a matrix"
         if self._tensor is not None:
             assert bias is None, "the families that tensor parallelism divides have none"

@@ -30,6 +30,7 @@ class Fsdp2Backend(PackedBackend):
     def _prepare(self, place: DistSpec) -> None:
         mesh = rank_mesh(place, self.sharding)
         self.model.divide(mesh)
+        self.model.attach_adapters()
         keep = self.sharding.mode == "grad_op"
         shard_over(self.model, mesh.data, dtype=self.dtype, keep_gathered=keep)
         # Last, so that each rank reads its own shards alone.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -199,7 +200,9 @@ class PolicyModel(PackedModel):
         """The output layer for several chunks, or in a dtype of its own."""
         head = self.head
         if isinstance(head, nn.Linear):
-            return ChunkedHead(head, self.head_dtype)
+            chunked = ChunkedHead(head, self.head_dtype)
+            adapter: Any = getattr(head, "lora", None)
+            return chunked if adapter is None else adapter.beside_chunks(chunked)
         parameters = list(head.parameters())
         if all(parameter.dtype.itemsize >= 4 for parameter in parameters):
             # Autograd's own sum over chunks is exact enough.

@@ -12,6 +12,7 @@ from agentrl.weight_sync.disk import DiskSender
 from agentrl.weight_sync.http import HttpSender
 from agentrl.weight_sync.in_process import (
     WeightsReport,
+    all_readable,
     make_resharder,
     publish_in_process,
     update_engine,
@@ -42,6 +43,7 @@ __all__ = [
     "StaleWeightsError",
     "TrainerReference",
     "WeightsReport",
+    "all_readable",
     "make_resharder",
     "make_sender",
     "publish_in_process",

@@ -1,7 +1,8 @@
 """Memory: the bytes of a training step on paper, and how near the count is to live storages.
 
-``python -m benchmarks.memory`` counts Qwen3-8B and a 32B shape on 8 and 64 ranks, compares the same
-count at 125M with two real ranks over gloo, and writes the table of docs/scale.md.
+``python -m benchmarks.memory`` counts Qwen3-8B and a 32B shape on 8 and 64 ranks, trained whole and
+by an adapter, compares the same count at 125M with two real ranks over gloo, and writes the table
+of docs/scale.md.
 ``--only live`` or ``--only paper`` does one of the two.
 """
 
@@ -23,6 +24,7 @@ PAGE = ROOT / "docs" / "scale.md"
 MARK = "<!-- python -m benchmarks.memory writes what follows -->\n\n"
 ROW = (2048,) * 8  # 16,384 tokens
 CASES = (("8B", 8), ("8B", 64), ("32B", 8), ("32B", 64))
+RANK = 8
 LIVE = (256, 256)
 MOST_GIB = 48
 NEAR = 0.05
@@ -51,12 +53,17 @@ def paper(figures: Figures) -> None:
     counts = []
     for shape, ranks in CASES:
         count = on_paper(shape, ranks, ROW)
-        counts.append((shape, ranks, count))
+        adapter = on_paper(shape, ranks, ROW, rank=RANK)
+        counts += [(shape, ranks, count), (f"{shape}, adapter of rank {RANK}", ranks, adapter)]
         label = f"{shape} on {ranks} ranks, rows of {sum(ROW)} tokens: peak a rank"
+        share = adapter.shards / count.shards
+        told = f"{shape} on {ranks} ranks: shards with an adapter of rank {RANK}, a share of all"
         if (shape, ranks) == ("8B", 8):
             figures.at_most(label, count.total / GIB, "GiB", MOST_GIB)
+            figures.at_most(told, share, "", 0.5)
         else:
             figures.report(label, count.total / GIB, "GiB")
+            figures.report(told, share, "")
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(text.partition(MARK)[0] + MARK + table(counts), encoding="utf-8")
 
@@ -67,7 +74,7 @@ def compared(figures: Figures) -> None:
     count = on_paper("125M", RANKS, LIVE, dtype=torch.float32, attention="segments")
     peak = max(rank[0] for rank in found)
     after = found[0][1]
-    shards = count.parameters + count.gradients + count.optimizer
+    shards = count.shards
     figures.report("125M on 2 ranks: live peak of forward and backward", peak / GIB, "GiB")
     off = abs(count.step_peak / peak - 1)
     figures.at_most("125M on 2 ranks: the count of the peak, off by", off, "", NEAR)

@@ -1,8 +1,8 @@
 """Memory: the bytes of a training step on paper, and how near the count is to live storages.
 
 ``python -m benchmarks.memory`` counts Qwen3-8B, a 32B shape and Qwen3-30B-A3B on 8 and 64 ranks,
-compares the same count at 125M with two real ranks over gloo, and writes the table of
-docs/scale.md.
+the dense ones trained whole and by an adapter, compares the same count at 125M with two real ranks
+over gloo, and writes the table of docs/scale.md.
 ``--only live`` or ``--only paper`` does one of the two.
 """
 
@@ -35,6 +35,8 @@ CASES = (
     ("30B-A3B", 64, 8),
 )
 """Shape, ranks, and those that share the experts of a layer."""
+ADAPTED = ("8B", "32B")
+RANK = 8
 LIVE = (256, 256)
 MOST_GIB = 48
 NEAR = 0.05
@@ -63,12 +65,24 @@ def paper(figures: Figures) -> None:
     counts = []
     for shape, ranks, ep in CASES:
         count = on_paper(shape, ranks, ROW, sharding=Sharding(ep=ep))
-        counts.append((f"{shape}, `ep_size: {ep}`" if ep > 1 else shape, ranks, count))
-        label = f"{counts[-1][0]} on {ranks} ranks, rows of {sum(ROW)} tokens: peak a rank"
-        if (shape, ranks) == ("8B", 8):
+        named = f"{shape}, `ep_size: {ep}`" if ep > 1 else shape
+        counts.append((named, ranks, count))
+        label = f"{named} on {ranks} ranks, rows of {sum(ROW)} tokens: peak a rank"
+        most = (shape, ranks) == ("8B", 8)
+        if most:
             figures.at_most(label, count.total / GIB, "GiB", MOST_GIB)
         else:
             figures.report(label, count.total / GIB, "GiB")
+        if shape not in ADAPTED:
+            continue
+        adapter = on_paper(shape, ranks, ROW, rank=RANK)
+        counts.append((f"{shape}, adapter of rank {RANK}", ranks, adapter))
+        share = adapter.shards / count.shards
+        label = f"{shape} on {ranks} ranks: shards with an adapter of rank {RANK}, a share of all"
+        if most:
+            figures.at_most(label, share, "", 0.5)
+        else:
+            figures.report(label, share, "")
     text = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(text.partition(MARK)[0] + MARK + table(counts), encoding="utf-8")
 
@@ -79,7 +93,7 @@ def compared(figures: Figures) -> None:
     count = on_paper("125M", RANKS, LIVE, dtype=torch.float32, attention="segments")
     peak = max(rank[0] for rank in found)
     after = found[0][1]
-    shards = count.parameters + count.gradients + count.optimizer
+    shards = count.shards
     figures.report("125M on 2 ranks: live peak of forward and backward", peak / GIB, "GiB")
     off = abs(count.step_peak / peak - 1)
     figures.at_most("125M on 2 ranks: the count of the peak, off by", off, "", NEAR)

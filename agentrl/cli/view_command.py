@@ -127,8 +127,11 @@ def export_model_command(
     stage: str | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     shard_gb: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 5.0,
+    merge: Flag = False,
+    base: Path | None = None,
 ) -> None:
-    """Write a checkpoint as a model's folder: safetensors, configuration and tokenizer.
+    """Write a checkpoint as a model's folder: safetensors, configuration and tokenizer. That of an
+    adapter (model.lora) is written as peft does.
 
     It needs no GPU, and holds one file of weights in memory at a time.
 
@@ -143,14 +146,20 @@ def export_model_command(
     stage
         Of the checkpoint; by default the one that wrote the newest.
     dtype
-        Of the weights; by default as the model that the stage began from.
+        Of the weights; by default as the model that the stage began from, an adapter's in float32.
     shard_gb
         At most so many gigabytes a file.
+    merge
+        An adapter into its base, as a whole model's folder.
+    base
+        The folder of the base to merge into; by default where the adapter was trained.
     """
     from agentrl.run.model_export import find_checkpoint
     from agentrl.store import RunDirectory
     from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 
     found = find_checkpoint(RunDirectory.open(run), stage=stage, step=step)
-    size = export_checkpoint(found, to, dtype=dtype, shard_bytes=int(shard_gb * 1e9))
+    size = export_checkpoint(
+        found, to, dtype=dtype, shard_bytes=int(shard_gb * 1e9), merge=merge, base=base
+    )
     say(f"{to}: {found.parent.parent.name}, {found.parent.name}, {size / 1e6:,.1f} MB of weights")

@@ -131,7 +131,12 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
             "algorithm.name",
         )
     for section, names, is_used, remedy in (
-        ("critic", ("stage", "path", "optim"), needs.critic, "choose one with it, such as ppo"),
+        (
+            "critic",
+            ("stage", "path", "optim", "lora"),
+            needs.critic,
+            "choose one with it, such as ppo",
+        ),
         ("reference", ("stage", "path"), needs.reference, kl),
         ("train", ("router_replay",), stage.plays, "choose one that trains what a sampler wrote"),
         ("eval", ("sets",), not imitates, "evaluate the trained model by `agentrl eval`"),
@@ -148,7 +153,7 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
                 )
     has = {
         "critic": needs.critic,
-        "reference": needs.reference,
+        "reference": needs.reference and not stage.reference_is_actor,
         "reward_model": stage.reward.model.given or learner.learns_from == "preferences",
     }
     for role in stage.placement.roles:

@@ -24,6 +24,10 @@ data.max_prompt_length data.max_prompt_tokens
 data.max_response_length rollout.max_response_tokens
 data.seed run.seed
 actor_rollout_ref.model.path model.path
+actor_rollout_ref.model.lora_rank model.lora.rank
+actor_rollout_ref.model.lora_alpha model.lora.alpha
+actor_rollout_ref.model.target_modules model.lora.targets
+actor_rollout_ref.model.lora_adapter_path model.lora.path
 actor_rollout_ref.model.enable_gradient_checkpointing train.gradient_checkpointing
 actor_rollout_ref.actor.optim.lr optim.lr
 actor_rollout_ref.actor.optim.weight_decay optim.weight_decay
@@ -125,6 +129,9 @@ warmup_steps optim.warmup_steps
 num_train_epochs train.epochs
 bf16 model.dtype
 gradient_checkpointing train.gradient_checkpointing
+lora_r model.lora.rank
+lora_alpha model.lora.alpha
+lora_target_modules model.lora.targets
 seed run.seed
 output_dir run.dir
 eval_steps eval.every

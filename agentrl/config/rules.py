@@ -105,11 +105,33 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
                 "data.train",
             )
         yield from _sampling_faults(stage)
+        yield from _lora_faults(stage)
     yield from _reward_faults(stage)
     yield from _eval_faults(stage)
     yield from _keep_best_faults(stage)
     yield from _size_faults(stage)
     yield from _rollout_faults(stage)
+
+
+def _lora_faults(stage: StageConfig) -> Iterator[Fault]:
+    """What does not go with adapters."""
+    own = {"optim": stage.model.lora, "critic.optim": stage.critic.lora}
+    for key, lora in own.items():
+        optim = stage.optim if key == "optim" else stage.critic.optim
+        if lora.given and optim.name == "muon":
+            yield fault(
+                f"{key}.name='muon' moves whole hidden matrices, which stay as they are beside an "
+                f"adapter; set {key}.name=adamw, or leave the adapter out",
+                f"{key}.name",
+                "model.lora" if key == "optim" else "critic.lora",
+            )
+    if stage.model.lora.path is not None and stage.starts_from != "model":
+        yield fault(
+            f"model.lora.path={stage.model.lora.path!r} is an adapter of model.path, and the stage "
+            f"{stage.name!r} starts from the merged weights of {stage.starts_from!r}; leave it out "
+            "and set model.lora.rank, or train one stage",
+            "model.lora.path",
+        )
 
 
 def sampler_faults(stage: StageConfig) -> Iterator[Fault]:

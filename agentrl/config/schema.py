@@ -189,6 +189,12 @@ class StageConfig(_StageSections, _RunSections):
         return {"critic": self.critic, "reference": self.reference, **own}
 
     @property
+    def reference_is_actor(self) -> bool:
+        """Whether the policy without its adapter is the reference, so that there is no other."""
+        own = self.reference
+        return self.model.lora.given and own.stage is None and own.path is None
+
+    @property
     def learner(self) -> AlgorithmSettings | AlgorithmSpec:
         """What a built-in algorithm's settings say of it, without torch; a user's own is made."""
         return self.algorithm.checked or self.make_algorithm()

@@ -15,6 +15,7 @@ from agentrl.rollouts import AgentSpec
 from agentrl.rollouts.samplers.catalog import settings_of
 from agentrl.rollouts.samplers.settings import SamplerSettings
 from agentrl.tools import McpServerSpec, ResourceReference, ToolReference
+from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.types.section import (
     ActsWith,
     Arguments,
@@ -293,6 +294,7 @@ class ModelConfig(Section):
     ``flash_attention_2`` and ``flash_attention_3`` are packages to install. ``auto`` is
     ``segments`` on a CPU and in float32, else ``flex`` for rows with shared beginnings and
     ``varlen`` for others."""
+    lora: LoraSpec = LoraSpec()
     chat_template: str | None = None
     """For a tokenizer that has none: ``chatml``, a Jinja file, or Jinja text."""
     enable_thinking: bool | None = None

@@ -15,6 +15,7 @@ from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
 from agentrl.rollouts import EpisodeSettings
+from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import (
     ActsWith,
@@ -193,6 +194,11 @@ class CriticOptim(OptimSpec):
     """See optim."""
 
 
+class CriticLora(LoraSpec):
+    """The critic's adapter, of ranks and layers of its own; its head is trained whole. See
+    ``model.lora``."""
+
+
 class CriticConfig(Section):
     """The critic of an algorithm that needs one, such as ppo: what it starts from, and how it
     learns."""
@@ -205,6 +211,8 @@ class CriticConfig(Section):
     It reads the policy's tokens, so its tokenizer must be the policy's."""
     optim: CriticOptim = CriticOptim()
     """Its optimizer."""
+    lora: CriticLora = CriticLora()
+    """Its adapter."""
 
 
 class RoleConfig(Section):

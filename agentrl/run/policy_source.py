@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.run.engine import plays_by_messages
 from agentrl.store import RunDirectory
 from agentrl.store.model_folder import given_model
+from agentrl.training.models.lora_spec import LoraSpec
 
 
 def named_policy(
@@ -43,6 +44,12 @@ def named_policy(
             raise ConfigError(
                 f"name the policy: {command} RUN|MODEL {named}; or set model.path, or set "
                 "rollout.engine=openai"
+            )
+        if stage.model.lora.path is not None:
+            raise ConfigError(
+                f"model.lora.path={stage.model.lora.path!r} is an adapter, and a policy is played "
+                "from the folder of a whole model; merge it (`agentrl export model --merge`, or "
+                f"peft's merge_and_unload), and name that: {command} FOLDER {named}"
             )
         return stage_alone(stage, given_model(stage.model.path, stage.base_dir))
     is_run = (named / "run.json").is_file()
@@ -98,7 +105,9 @@ def stage_alone(stage: StageConfig, model: Path | None, *, run: Path | None = No
         name: getattr(stage, name) for name in RunConfig.model_fields if name != "stages"
     }
     if model is not None:
-        sections["model"] = stage.model.replace(path=str(model.resolve()), build=None)
+        sections["model"] = stage.model.replace(
+            path=str(model.resolve()), build=None, lora=LoraSpec()
+        )
     for key in ("critic", "reference"):
         # An earlier stage is not part of this configuration.
         if sections[key].stage is not None:

@@ -27,7 +27,7 @@ from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.engines.torch.model.families import is_mixture
 from agentrl.engines.weights import tensor_shapes
-from agentrl.errors import ConfigError, close_after
+from agentrl.errors import ConfigError, DataError, close_after
 from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
@@ -73,6 +73,7 @@ from agentrl.training import (
     RewardLearnerSpec,
     RewardModelSpec,
 )
+from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.roles.own_role import OwnRoleSpec
 from agentrl.types import Collect, Task, seed_for
@@ -112,12 +113,38 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
     }
 
 
+def _lora(stage: StageConfig, key: str, own: LoraSpec) -> dict[str, Any]:
+    """The adapter of a role that is trained.
+
+    Args:
+        stage: whole.
+        key: of its section.
+        own: the section.
+
+    Raises:
+        DataError: the folder of an adapter does not exist.
+    """
+    if not own.given:
+        return {}
+    if own.path is not None:
+        folder = stage.base_dir / Path(own.path).expanduser()
+        if not folder.is_dir():
+            raise DataError(
+                f"{key}.path={own.path!r} is no folder ({folder}); name one of peft's format"
+            )
+        own = own.replace(path=str(folder))
+    return {"lora": own, "lora_seed": seed_for(stage.run.seed, key)}
+
+
 def _actor(recipe: StageRecipe) -> RoleSpec | None:
     if recipe.algorithm.policy_loss is None:
         return None
     stage = recipe.stage
     return ActorSpec(
-        **_learner(recipe), detail=stage.store.detail, replays_routing=stage.replays_routing
+        **_learner(recipe),
+        **_lora(stage, "model.lora", stage.model.lora),
+        detail=stage.store.detail,
+        replays_routing=stage.replays_routing,
     )
 
 
@@ -161,12 +188,13 @@ def _beside(
 def _critic(recipe: StageRecipe) -> RoleSpec | None:
     if not recipe.algorithm.needs.critic:
         return None
-    folder = recipe.others["critic"]
-    return _beside(recipe, "critic", CriticSpec, folder, recipe.stage.critic.optim)
+    folder, own = recipe.others["critic"], recipe.stage.critic
+    lora = _lora(recipe.stage, "critic.lora", own.lora)
+    return _beside(recipe, "critic", CriticSpec, folder, own.optim, **lora)
 
 
 def _reference(recipe: StageRecipe) -> RoleSpec | None:
-    if not recipe.algorithm.needs.reference:
+    if not recipe.algorithm.needs.reference or recipe.stage.reference_is_actor:
         return None
     return _beside(recipe, "reference", ReferenceSpec, recipe.others.get("reference"))
 
@@ -174,7 +202,8 @@ def _reference(recipe: StageRecipe) -> RoleSpec | None:
 def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
     if recipe.algorithm.pair_loss is not None:
         seed = seed_for(recipe.stage.run.seed, "reward_head")
-        return RewardLearnerSpec(**_learner(recipe), head_seed=seed)
+        lora = _lora(recipe.stage, "model.lora", recipe.stage.model.lora)
+        return RewardLearnerSpec(**_learner(recipe), **lora, head_seed=seed)
     if recipe.reward_model is None:
         return None
     return _beside(recipe, "reward.model", RewardModelSpec, recipe.reward_model)
@@ -240,10 +269,17 @@ def _trainer_bytes(recipe: StageRecipe) -> int:
     stage = recipe.stage
     own = stage.train.shard_size if stage.train.shard == "hybrid" else None
     ranks = own or stage.placement.world_size
-    # A weight in float32 has 4 bytes, and AdamW's two moments of it have 8.
-    bytes_a_number: dict[Path | None, int] = {recipe.model: 12}
+    # A weight in float32 has 4 bytes, and AdamW's two moments of it have 8; one beside an adapter
+    # has none of these, and is in the served dtype.
+    frozen = 4 if stage.dtype == "float32" else 2
+    bytes_a_number: dict[Path | None, int] = {
+        recipe.model: frozen if stage.model.lora.given else 12
+    }
     others = [("reward_model", recipe.reward_model, 4)]
-    others += [(key.removeprefix("roles."), folder, 12) for key, folder in recipe.others.items()]
+    for key, folder in recipe.others.items():
+        own = frozen if key == "critic" and stage.critic.lora.given else 12
+        start = folder or (recipe.model if key.startswith("roles.") else None)
+        others.append((key.removeprefix("roles."), start, own))
     for role, folder, a_number in others:
         # ranks of another pool have GPUs of their own
         if stage.placement.pool_of(role) == MAIN_POOL:

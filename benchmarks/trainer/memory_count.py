@@ -32,7 +32,9 @@ from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.data.kernel_attention import Boundaries
 from agentrl.training.data.packing import Packed
 from agentrl.training.models import mixture
+from agentrl.training.models.lora import Lora
 from agentrl.training.models.mixture import Mixture
+from agentrl.training.models.peft_folder import AdapterRecord
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.training.models.trunk import Recompute, wrap_blocks
 from agentrl.training.parallel.collectives import exchange_rows
@@ -66,6 +68,11 @@ class Count:
         """What of the peak is neither a shard nor a gathered weight: kept and passing results, and
         gradients on their way."""
         return self.step_peak - self.parameters - self.gradients - self.gathered
+
+    @property
+    def shards(self) -> int:
+        """Parameters, gradients and optimizer."""
+        return self.parameters + self.gradients + self.optimizer
 
     @property
     def total(self) -> int:
@@ -122,12 +129,14 @@ def count_step(backend: PackedBackend, packed: Packed, optim: OptimSpec) -> Coun
     backend.optimize_by(optim)
     _pass(backend, packed)
     state = list(backend.state().values())
-    gradients = [one.grad for one in state if one.grad is not None]
+    trained = [one for one in state if one.requires_grad]
+    gradients = [one.grad for one in trained if one.grad is not None]
     held = _bytes(state), _bytes(gradients)
     live = LiveStorages([*state, *gradients, *_tensors(packed)])
     with live:
         _pass(backend, packed)
-    optimizer = 2 * held[0] + 4 * len(state)  # two moments as large as the weights, and the step
+    # two moments as large as the weights that move, and the step
+    optimizer = 2 * _bytes(trained) + 4 * len(trained)
     return Count(*held, optimizer, _largest_gathered(backend), live.peak)
 
 
@@ -173,6 +182,27 @@ def random_policy(shape: str, attention: str, recompute: Recompute) -> PolicyMod
     return model
 
 
+def adapters(model: PolicyModel, rank: int) -> AdapterRecord:
+    """Of that rank, beside every linear layer of the blocks."""
+    layers = tuple(
+        name
+        for name, module in model.hf.named_modules()
+        if isinstance(module, nn.Linear) and module is not model.head
+    )
+    return AdapterRecord(rank, 32.0, layers, (), (), (), "", "")
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """As ``Module.to``, which fake tensors have not."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, one in module._parameters.items():
+            if one is not None:
+                if one not in made:
+                    made[one] = nn.Parameter(one.detach().to(dtype))
+                module._parameters[name] = made[one]
+
+
 @contextmanager
 def _even_loads() -> Iterator[None]:
     """What of a mixture depends on the values of tensors, with even loads in their place."""
@@ -215,6 +245,7 @@ def on_paper(
     dtype: torch.dtype = torch.bfloat16,
     attention: str = "varlen",
     sharding: Sharding = FULL,
+    rank: int = 0,
 ) -> Count:
     """The count of rank 0.
 
@@ -226,12 +257,16 @@ def on_paper(
         dtype: of the forward pass.
         attention: a kernel's own fake result stands for it.
         sharding: over the ranks.
+        rank: of adapters beside all linear layers of a frozen model in ``dtype``; 0 trains all.
     """
     packed = packed_row(lengths, int(SHAPES[shape]["vocab_size"]))
     fake = FakeTensorMode(allow_non_fake_inputs=False)
     with _fake_group(0, world_size):
         with fake:
             model = random_policy(shape, attention, recompute)
+            if rank:
+                _cast(model, dtype)
+                Lora(adapters(model, rank), {}, torch.float32).attach(model.hf)
         # a mesh holds real numbers, and what is made of a fake tensor is fake
         backend = Fsdp2Backend(model, DistSpec(world_size=world_size), dtype, sharding)
         tensors: dict[str, Any] = {

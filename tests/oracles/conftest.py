@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-REQUIREMENTS = HERE / "requirements.txt"
+VERL = HERE / "requirements.txt"
+PEFT = HERE / "peft_requirements.txt"
 
 Call = tuple[str, dict[str, Any]]
 Ask = Callable[[Sequence[Call]], list[dict[str, Any]]]
@@ -23,9 +24,20 @@ Ask = Callable[[Sequence[Call]], list[dict[str, Any]]]
 
 @pytest.fixture(scope="session")
 def verl_packages() -> Path:
-    """The folder of verl's packages, in the user's cache; made whole or not at all."""
+    """The folder of verl's packages."""
+    return packages(VERL)
+
+
+@pytest.fixture(scope="session")
+def peft_packages() -> Path:
+    """The folder of peft."""
+    return packages(PEFT)
+
+
+def packages(requirements: Path) -> Path:
+    """A folder of packages, in the user's cache; made whole or not at all."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "agentrl"
-    version = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
+    version = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
     folder = cache / f"oracles-{version}"
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
@@ -33,7 +45,7 @@ def verl_packages() -> Path:
             made = Path(place) / "packages"
             subprocess.run(
                 [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
-                 "--disable-pip-version-check", "--target", made, "-r", REQUIREMENTS],
+                 "--disable-pip-version-check", "--target", made, "-r", requirements],
                 check=True, timeout=600,
             )  # fmt: skip
             try:

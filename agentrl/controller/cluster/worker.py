@@ -34,6 +34,7 @@ from agentrl.weight_sync import (
     ShardSession,
     TrainerReference,
     WeightsReport,
+    all_readable,
     make_resharder,
     publish_in_process,
     trainer_reference,
@@ -61,6 +62,8 @@ class Worker:
         self._served: dict[str, ServedCopy] = {}
         self._resharders: dict[str, Resharder] = {}
         self._sender: ShardSender | None = None
+        self._moved: dict[str, Resharder] = {}
+        """Of those tensors alone that training moves, from the second publish on."""
         self.rollouts = EpisodeHost(name)
         self.phases = RankPhases(self._roles, self.rollouts)
 
@@ -128,9 +131,19 @@ class Worker:
         with host.clock_paused():
             self.phases.enter("publish", role)
             actor = self._with_weights(role)
-            if role not in self._resharders:
-                made = make_resharder(actor, dtype, has_engine=host.engine is not None)
-                self._resharders[role] = made
+            kept: frozenset[str] = frozenset()
+            ways, moving = self._resharders, actor.moving()
+            # Weights that slept hold anything, and are put whole.
+            if (
+                moving is not None
+                and role in ways
+                and not self.phases.take_turns
+                and all_readable(host.engine)
+            ):
+                kept, ways = frozenset(ways[role].names) - moving, self._moved
+            if role not in ways:
+                has_engine = host.engine is not None
+                ways[role] = make_resharder(actor, dtype, has_engine=has_engine, kept=kept)
             return publish_in_process(
                 actor,
                 host.engine,
@@ -139,7 +152,8 @@ class Worker:
                 host.noise,
                 dtype=dtype,
                 make_room=partial(self.phases.enter, "rollout"),
-                resharder=self._resharders[role],
+                resharder=ways[role],
+                kept=kept,
             )
 
     def share_server(self, ranks: tuple[int, ...], ids: tuple[str, ...], sleeps: bool) -> None:
@@ -233,6 +247,7 @@ class Worker:
         self._served.clear()
         self._resharders.clear()
         self._sender = None
+        self._moved.clear()
 
     def _with_weights(self, role: str) -> Actor:
         found = self._roles.get(role)

@@ -92,6 +92,12 @@ class Passes:
             if name in self.roles and role.pass_ is not None
         ]
         self._passes += [row[1:] for row in _PASSES if row[0](self.algorithm)]
+        if "reference" not in self.roles:
+            # The policy without its adapter is the reference.
+            self._passes = [
+                ("actor", Actor.reference_logprobs) if name == "reference" else (name, own)
+                for name, own in self._passes
+            ]
 
     def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch:
         """Groups to a batch with credit and a partition."""

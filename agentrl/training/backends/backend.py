@@ -198,6 +198,8 @@ class TrainBackend(ABC):
 
     name: ClassVar[str]
     """Of ``train.backend``, for messages."""
+    has_adapters: ClassVar[bool] = False
+    """Whether ``build`` heeds ``ModelSpec.lora``."""
 
     model: Any
 
@@ -261,6 +263,10 @@ class TrainBackend(ABC):
             is_copy = not self.is_first
             yield WeightPart(name, tuple(whole.shape), (0,) * whole.ndim, whole, is_copy)
 
+    def moving(self) -> frozenset[str] | None:
+        """The names in the folder of the tensors that training moves; None for all."""
+        return None
+
     @abstractmethod
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes a checkpoint: weights, optimizer state and step.
@@ -300,6 +306,17 @@ class TrainBackend(ABC):
     @abstractmethod
     def export(self, source: Path, folder: Path) -> None:
         """Writes a Hugging Face folder, with what lies beside the weights of ``source``."""
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """The frozen weights alone answer within.
+
+        Raises:
+            ConfigError: the model has no adapter.
+        """
+        raise ConfigError(
+            "the model of this role has no adapter to switch off, so that it is no reference; set "
+            "LoraSpec.rank, or build a Reference"
+        )
 
     def holding(self, *needs: Part) -> AbstractContextManager[None]:
         """Has parts of the role on the device within."""

@@ -33,6 +33,7 @@ class Fsdp2Backend(PackedBackend):
         if self.model.routing is not None and max(place.tp, self.sharding.ep) > 1:
             experts = expert_mesh(place, self.sharding)
         self.model.divide(mesh, experts)
+        self.model.attach_adapters()
         shard_over(
             self.model,
             mesh.data,

@@ -35,6 +35,7 @@ from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.fsdp.weights import full_weights, weight_parts
 from agentrl.training.models.expert_loads import ExpertLoads
+from agentrl.training.models.lora_targets import open_lora
 from agentrl.training.models.mixture import Balance, Routing
 from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, PackedModel, check_layout
@@ -57,7 +58,7 @@ class PackedBackend(TrainBackend):
     Args:
         model: as loaded, equal on every rank.
         place: this rank's.
-        dtype: of the forward pass; parameters, gradients and optimizer are at least float32.
+        dtype: of the forward pass; gradients, optimizer and what it updates are at least float32.
         sharding: over ranks, where the backend shards.
 
     Attributes:
@@ -66,6 +67,7 @@ class PackedBackend(TrainBackend):
         residency: what of it lies on the device.
     """
 
+    has_adapters = True
     model: PackedModel
     router_aux_loss = 0.0
 
@@ -127,7 +129,7 @@ class PackedBackend(TrainBackend):
 
     @abstractmethod
     def _prepare(self, place: DistSpec) -> None:
-        """Brings ``model`` into the form in which it runs and is kept."""
+        """Brings ``model`` into the form in which it runs and is kept, with its adapters."""
 
     @abstractmethod
     def _micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -196,7 +198,7 @@ class PackedBackend(TrainBackend):
         Raises:
             TrainingError: weights are gathered; no step was taken.
         """
-        state = self.state()
+        state = {name: one for name, one in self.state().items() if one.requires_grad}
         norm = clip_gradients(state.values(), clip_grad_norm)
         taken = math.isfinite(norm)
         # All ranks have one norm, so that all of them or none enter this collective.
@@ -222,6 +224,10 @@ class PackedBackend(TrainBackend):
         """
         return sharded_parameters(self.model)
 
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """See ``TrainBackend.without_adapter``."""
+        return super().without_adapter() if self.model.lora is None else self.model.lora.off()
+
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by the names of the model's folder; see ``full_weights``."""
         return full_weights(self.model, dtype)
@@ -229,6 +235,15 @@ class PackedBackend(TrainBackend):
     def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
         """This rank's parts of what ``weights`` yields; see ``weight_parts``."""
         return weight_parts(self.model, dtype)
+
+    def moving(self) -> frozenset[str] | None:
+        """See ``TrainBackend.moving``: with an adapter what it touches."""
+        lora = self.model.lora
+        if lora is None:
+            return None
+        moved = lora.factors.keys() | set(lora.record.whole)
+        groups = (one for one in self.model.names.groups if not moved.isdisjoint(one.parameters))
+        return frozenset(name for group in groups for name in group.tensors)
 
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes weights, optimizer state and step."""
@@ -295,19 +310,25 @@ class PackedBackend(TrainBackend):
 def _open(spec: ModelSpec, asked: RoleModel, place: DistSpec) -> PackedModel:
     """The model for its device, not sharded yet, and mostly without its weights."""
     device = torch.device(place.device)
-    if asked.kind != "policy":
+    model: PackedModel
+    if asked.kind == "policy":
+        inexact = _inexact(spec, place) if spec.deterministic else None
+        if inexact:
+            logger.warning(
+                "run.deterministic: the trainer's logprobs differ from the sampler's by rounding, "
+                "because %s (docs/engines.md, Deterministic mode)",
+                inexact,
+                extra={"event": "inexact_logprobs", "cause": inexact},
+            )
+        exact = spec.deterministic and not inexact
+        model = policy = open_policy(spec, device, exact=exact)
+        policy.entropy_gradient = asked.entropy_gradient
+    else:
         kind = ValueModel if asked.kind == "values" else ScoreModel
-        return open_scores(kind, spec, device, head_seed=asked.head_seed)
-    inexact = _inexact(spec, place) if spec.deterministic else None
-    if inexact:
-        logger.warning(
-            "run.deterministic: the trainer's logprobs differ from the sampler's by rounding, "
-            "because %s (docs/engines.md, Deterministic mode)",
-            inexact,
-            extra={"event": "inexact_logprobs", "cause": inexact},
-        )
-    model = open_policy(spec, device, exact=spec.deterministic and not inexact)
-    model.entropy_gradient = asked.entropy_gradient
+        model = open_scores(kind, spec, device, head_seed=asked.head_seed)
+    if spec.lora is not None:
+        # one number's layer has no part of low rank, and may be new
+        model.lora = open_lora(spec, spec.lora, model, whole_head=asked.kind != "policy")
     return model
 
 
@@ -322,6 +343,7 @@ def _inexact(spec: ModelSpec, place: DistSpec) -> str | None:
         "train.compile fuses operations": spec.compile,
         "model.head_dtype is not float32, as the engine's output layer is": spec.dtype == "bfloat16"
         and spec.head_dtype is None,
+        "the engine serves an adapter merged into its base (model.lora)": spec.lora is not None,
         "TorchEngine has no decoder of its own for its family": not known,
     }
     return next((cause for cause, holds in causes.items() if holds), None)

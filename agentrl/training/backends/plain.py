@@ -30,6 +30,7 @@ class PlainBackend(PackedBackend):
 
     def _prepare(self, place: DistSpec) -> None:
         check_backend_ranks(self.name, place.world_size)
+        self.model.attach_adapters()
         self.model.fill(torch.device(place.device))
         self._owners: list[tuple[nn.Module, str, nn.Parameter]] = [
             (module, name, parameter)

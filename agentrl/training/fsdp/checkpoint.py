@@ -1,5 +1,5 @@
 """Role checkpoint: weights, optimizer state and step of a role on disk, sharded and exact to the
-last bit.
+last bit; of a role with an adapter what is trained alone.
 
 ``torch.distributed.checkpoint`` writes the shards, ``model`` holds the configuration and tokenizer
 of the model; ``files.json`` is written last, by rename, with the size and hash of each file, so
@@ -50,6 +50,7 @@ from agentrl.training.fsdp.export import copy_beside_weights
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.models.peft_folder import check_goes_on, read_record, write_record
 from agentrl.training.parallel.process_group import agree
 from agentrl.training.parallel.shards import local
 from agentrl.training.save_result import SaveResult
@@ -295,6 +296,8 @@ def _describe(model: PackedModel, source: Path, folder: Path) -> None:
     config = deepcopy(model.config)
     config.architectures = [type(model.hf).__name__]
     config.save_pretrained(folder)
+    if model.lora is not None:
+        write_record(model.lora.record, folder)
     copy_beside_weights(source, folder)
 
 
@@ -313,6 +316,8 @@ def load_checkpoint(
         TrainingError: weights are gathered.
     """
     check_together(folder)
+    own = None if model.lora is None else model.lora.record
+    check_goes_on(folder, read_record(folder / MODEL_FOLDER), own)
     reader = FileSystemReader(folder)
     stored = reader.read_metadata().state_dict_metadata
     state = _state(model, ()) | {"step": torch.tensor(0)}
@@ -348,9 +353,11 @@ def _owned(
 
 def _state(model: PackedModel, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {
-        f"model.{name}": parameter.detach() for name, parameter in sharded_parameters(model).items()
+        f"model.{name}": parameter.detach()
+        for name, parameter in sharded_parameters(model).items()
+        if model.lora is None or parameter.requires_grad
     }
-    saved = model.hf.state_dict()
+    saved = model.hf.state_dict() if model.lora is None else ()
     state |= {
         f"model.{PREFIX}{name}": buffer
         for name, buffer in model.hf.named_buffers()

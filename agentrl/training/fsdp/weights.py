@@ -11,9 +11,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from agentrl.engines.torch.model.folder_names import ParameterGroup
 from agentrl.training.fsdp.sharding import is_first_copy, sharded_parameters
+from agentrl.training.models.folder_weights import shard_ranges
+from agentrl.training.models.lora import merge
 from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
-from agentrl.training.parallel.shards import WeightPart, local, offset
+from agentrl.training.parallel.shards import WeightPart, divided_as, local, offset
 
 
 @torch.no_grad()
@@ -76,13 +78,26 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 def _groups(
     model: PackedModel, dtype: torch.dtype
 ) -> Iterator[tuple[ParameterGroup, dict[str, Tensor]]]:
-    """What is converted together, as this rank has it."""
+    """What is converted together, as this rank has it, with what adapters add to it."""
     state = sharded_parameters(model)
     for group in model.names.groups:
         yield (
             group,
-            {name: state[PREFIX + name].detach().to(dtype) for name in group.parameters},
+            {
+                name: _served(model, name, state[PREFIX + name].detach()).to(dtype)
+                for name in group.parameters
+            },
         )
+
+
+def _served(model: PackedModel, name: str, own: Tensor) -> Tensor:
+    """A parameter as engines compute with it; every rank calls it alike."""
+    if model.lora is None or name not in model.lora.factors:
+        return own
+    pair = model.lora.factors[name]
+    factors = [whole_tensor(model.hf.get_parameter(one).detach()) for one in pair]
+    part = merge(model.lora.record, name, local(own), factors, shard_ranges(own))
+    return divided_as(own, part)
 
 
 @torch.no_grad()

@@ -79,7 +79,8 @@ class FolderWeights:
 
     Attributes:
         missing: names of the model's weights that the folder does not hold.
-        new: values of such weights by name, whole, which ``fill`` takes its slices of.
+        new: values of weights by name, whole, which ``fill`` takes its slices of in place of stored
+            ones.
         read: the ranges that were read, by stored name.
         names: of the weights in the folder.
 
@@ -209,6 +210,21 @@ class FolderWeights:
         self._copied.clear()
         self._parts.clear()
 
+    def whole(self, name: str) -> Tensor:
+        """A weight of the model, or a buffer that the folder holds, on the CPU; it may be read
+        again.
+
+        Raises:
+            DataError: as ``fill``.
+        """
+        model: Any = self.hf
+        if name not in dict(model.named_parameters()):
+            return self._copied[name][...]
+        parameter = model.get_parameter(name)
+        tied = model.named_parameters(remove_duplicate=False)
+        names = [own for own, other in tied if other is parameter]
+        return self._filled(names, parameter, torch.device("cpu")).detach()
+
     def _filled(
         self, names: Sequence[str], parameter: nn.Parameter, device: torch.device
     ) -> nn.Parameter:
@@ -223,12 +239,12 @@ class FolderWeights:
 
     def _source(self, names: Sequence[str], parameter: nn.Parameter) -> StoredTensor | Tensor:
         """What a weight is copied from, by any of its names."""
-        source = next((self._copied[name] for name in names if name in self._copied), None)
         new = next((self.new[name] for name in names if name in self.new), None)
-        if source is None:
-            if new is None:
-                raise DataError(f"{self.named} lacks {names[0]!r}")
+        if new is not None:
             return new
+        source = next((self._copied[name] for name in names if name in self._copied), None)
+        if source is None:
+            raise DataError(f"{self.named} lacks {names[0]!r}")
         if tuple(source.get_shape()) != tuple(parameter.shape):
             raise DataError(
                 f"{self.named}: {source.key} has shape {source.get_shape()} and config.json says "

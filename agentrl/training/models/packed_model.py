@@ -36,6 +36,8 @@ from agentrl.training.data.kernel_attention import (
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.folder_weights import FolderWeights, names_of, weight_files
+from agentrl.training.models.lora import Lora
+from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.models.mixture import Mixture, check_expert_parallel, use_mixtures
 from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.trunk import MLP_ROWS, Recompute, patch_rmsnorm, skip_mlp_rows
@@ -79,7 +81,8 @@ class ModelSpec:
 
     Args:
         model_path: a Hugging Face folder.
-        dtype: of the forward and of what is published; parameters are at least float32.
+        dtype: of the forward and of what is published; parameters are at least float32, but for
+            those that an adapter leaves as they are.
         attention: how a row attends; see ``choose_attention``.
         gradient_checkpointing: recompute layers in the backward; see ``trunk``.
         offload: what waits in the host's memory while no method needs it; see ``Residency``.
@@ -89,6 +92,8 @@ class ModelSpec:
         deterministic: refuse kernels whose result depends on timing.
         backend: what holds and runs it; see ``find_backend``.
         sharding: how ``fsdp2`` holds it.
+        lora: an adapter that is trained in place of the weights; None trains these.
+        lora_seed: of the first factors of a new one.
     """
 
     setting: ClassVar[str] = "ActorSpec.model_path"
@@ -105,6 +110,8 @@ class ModelSpec:
     deterministic: bool = False
     backend: str = "fsdp2"
     sharding: Sharding = FULL
+    lora: LoraSpec | None = None
+    lora_seed: int = 0
 
 
 class PackedModel(nn.Module):
@@ -125,6 +132,7 @@ class PackedModel(nn.Module):
             is trained.
         names: of its parameters in its folder.
         weights: what ``fill`` reads; None for a model that has its weights.
+        lora: its adapters; None without any.
     """
 
     def __init__(self, hf: nn.Module, attention: str, device: torch.device) -> None:
@@ -133,6 +141,7 @@ class PackedModel(nn.Module):
         self.sequence: dist.ProcessGroup | None = None
         self.weights: FolderWeights | None = None
         self.routing = use_mixtures(hf)
+        self.lora: Lora | None = None
         self.names = FolderNames(hf)
         self.attention = attention
         self.head_dtype: torch.dtype | None = None
@@ -144,6 +153,16 @@ class PackedModel(nn.Module):
 
     def compile_scores(self) -> None:
         """Compiles what is computed of the head's output; most models compute nothing."""
+
+    def attach_adapters(self) -> None:
+        """Makes the adapters, between ``divide`` and whatever shards the model."""
+        if self.lora is None:
+            return
+        self.lora.attach(self.hf)
+        # ``open_lora`` refuses a folder without safetensors, whose model would have its weights.
+        if self.weights is not None:
+            self.weights.new |= self.lora.start
+            self.lora.start = {}
 
     def fill(self, device: torch.device) -> None:
         """Reads the weights of a model that was built on ``meta``, of a sharded one this process's
@@ -403,8 +422,9 @@ def _adapt_layers(hf: nn.Module, device: torch.device, *, exact: bool) -> None:
 
 
 def _kept_dtype(spec: ModelSpec) -> torch.dtype:
-    """Of the parameters that an optimizer updates."""
-    return torch.promote_types(torch_dtype(spec.dtype), torch.float32)
+    """Of the parameters that a folder holds: at least float32 where an optimizer updates them."""
+    dtype = torch_dtype(spec.dtype)
+    return dtype if spec.lora is not None else torch.promote_types(dtype, torch.float32)
 
 
 def _read_whole(

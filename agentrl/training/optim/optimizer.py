@@ -67,7 +67,9 @@ def build_optimizers(
     matrices: list[Tensor] = []
     rest: list[Tensor] = []
     for name, parameter in model.named_parameters():
-        (matrices if name in hidden else rest).append(parameter)
+        # An adapter's model has others that are frozen.
+        if parameter.requires_grad:
+            (matrices if name in hidden else rest).append(parameter)
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
             [{"params": rest, "base_lr": spec.lr}],
@@ -78,7 +80,7 @@ def build_optimizers(
             fused=True,
         )
     ]
-    if hidden:
+    if matrices:
         optimizers.append(
             Muon(
                 [{"params": matrices, "base_lr": spec.muon_lr}],

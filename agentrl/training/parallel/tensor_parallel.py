@@ -144,15 +144,16 @@ class OneHeadLinear(DividedLinear):
 
     def __init__(self, whole: nn.Linear, head: int, width: int, group: dist.ProcessGroup) -> None:
         super().__init__(whole, dict(whole.named_parameters()))
-        self._first, self._width, self._group = head * width, width, group
+        self._first, self._width, self.group = head * width, width, group
 
     def forward(self, hidden: Tensor) -> Tensor:
         """``[..., width of a head]``."""
-        bias = None if self.bias is None else self._own(self.bias)
-        return linear(hidden, self._own(self.weight), bias)
+        bias = None if self.bias is None else self.own(self.bias)
+        return linear(hidden, self.own(self.weight), bias)
 
-    def _own(self, parameter: Tensor) -> Tensor:
-        whole = whole_gradient(parameter, self._group)
+    def own(self, parameter: Tensor) -> Tensor:
+        """The rows of this rank's head, of a parameter that every rank holds."""
+        whole = whole_gradient(parameter, self.group)
         return whole.narrow(0, self._first, self._width)
 
 
@@ -202,13 +203,17 @@ class VocabularyEmbedding(nn.Embedding):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """``[..., D]`` of ``[...]`` int64 tokens."""
+        return self.look_up(token_ids, local(self.weight))
+
+    def look_up(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        """``[..., D]`` of ``[...]`` tokens, in a table whose rows are this rank's entries."""
         places = token_ids - self._first
         is_own = (places >= 0) & (places < self._size)
         padding = None if self.padding_idx is None else self.padding_idx - self._first
         if padding is not None and not 0 <= padding < self._size:
             padding = None
         # An index has to exist also for a token of another rank, whose row is set to 0 below.
-        found = embedding(places.clamp(0, self._size - 1), local(self.weight), padding)
+        found = embedding(places.clamp(0, self._size - 1), table, padding)
         return sum_values(torch.where(is_own[..., None], found, 0.0), self._group)
 
 

@@ -159,6 +159,12 @@ class Actor(PolicyRole, LearningRole):
         """``{"old_logprobs": [T]}`` of the weights as they are; zeros off the mask."""
         return {"old_logprobs": self.trained_logprobs(shard)}
 
+    @register(Dispatch.DATA, collect=Collect.COLUMNS)
+    def reference_logprobs(self, shard: BatchShard) -> dict[str, Floats]:
+        """``{"ref_logprobs": [T]}`` of the model without its adapter; zeros off the mask."""
+        with self.backend.without_adapter():
+            return {"ref_logprobs": self.trained_logprobs(shard)}
+
     @register(Dispatch.DATA, collect=Collect.COLUMNS, needs=())
     def advantages(self, shard: BatchShard) -> dict[str, Floats]:
         """``{"advantages": [T]}``: credit brought to tokens; zeros off the mask. With a critic
@@ -184,7 +190,9 @@ class Actor(PolicyRole, LearningRole):
         """
         # Tensor-parallel ranks each compute a part of a product; all others count their own tokens.
         info = self.backend.info
-        flops = 6.0 * (info.num_active or info.num_parameters) / self._tp
+        # A frozen weight's own gradient, a third of the products, is not computed.
+        products = 6.0 if self.spec.lora is None else 4.0
+        flops = products * (info.num_active or info.num_parameters) / self._tp
         meter = DeviceMeter(self.device, flops, self.spec.dtype)
         columns = TokenColumns(self.spec.detail, self.column_dtype)
 

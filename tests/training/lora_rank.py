@@ -1,0 +1,78 @@
+"""One rank of a world: adapters in layouts of that size, in a file.
+
+Run as ``python -m tests.training.lora_rank RANK WORLD_SIZE PORT FOLDER``, with models in the
+folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.algorithms import make_algorithm
+from agentrl.engines.checksum import tensor_checksum
+from agentrl.training import Actor, ActorSpec, DistSpec, OptimSpec, join, leave
+from agentrl.training.fsdp.weights import whole_tensor
+from agentrl.training.models.lora_spec import LoraSpec
+from agentrl.types import SegmentKind
+from tests.training.harness import make_batch
+from tests.training.layout_rank import Ranks
+
+MOVING = OptimSpec(lr=1e-2, betas=(0.0, 0.0))
+"""AdamW whose first moment is the gradient itself."""
+LAYOUTS: dict[str, dict[str, int]] = {"fsdp": {}, "tp": {"tp": 2}, "sp": {"sp": 2}}
+TARGETS = "q_proj k_proj v_proj o_proj up_proj down_proj embed_tokens lm_head"
+SPEC = LoraSpec(rank=3, targets=TARGETS.split())
+
+
+def result(model: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Losses, the last gradients and what is published after three steps; and whether a checkpoint
+    goes on."""
+    batch = make_batch(kind=SegmentKind.TARGET)
+    spec = ActorSpec(str(model), make_algorithm("sft"), MOVING, dtype="float64", lora=SPEC)
+    actor = Actor(spec, ranks.place)
+    losses = [ranks.update(actor, batch, 30)["policy/loss"] for _ in range(3)]
+    (optimizer,) = actor.backend.optimizers
+    gradients = {
+        name: whole_tensor(optimizer.state[one]["exp_avg"]).clone()
+        for name, one in actor.backend.state().items()
+        if one.requires_grad
+    }
+    published = {name: tensor.clone() for name, tensor in actor.weights()}
+    sums = {name: tensor_checksum(name, one) for name, one in published.items()}
+    agree = sums == actor.checksum()
+    actor.save(folder)
+    resumed = Actor(spec, ranks.place)
+    resumed.load(folder)
+    ahead = [ranks.update(one, batch, 30) for one in (actor, resumed)]
+    return {
+        "losses": losses,
+        "gradients": gradients,
+        "weights": published,
+        "sums agree": agree,
+        "goes on": ahead[0] == ahead[1] and actor.checksum() == resumed.checksum(),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    here = DistSpec(
+        rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120
+    )
+    join(here)
+    out = Path(sys.argv[4])
+    found = {}
+    for name in ("untied", "one_head"):
+        for layout, sizes in LAYOUTS.items():
+            if here.world_size == 1 and layout != "fsdp":
+                continue
+            place = replace(here, **sizes)
+            to = out / f"checkpoint-{here.world_size}-{name}-{layout}"
+            found[f"{name} {layout}"] = result(out / name, Ranks(place), to)
+    if here.rank == 0:
+        torch.save(found, out / f"world{here.world_size}.pt")
+    leave()

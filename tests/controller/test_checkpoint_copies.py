@@ -148,19 +148,23 @@ def test_an_export_to_a_url_is_the_folder(run: RunDirectory, url: str, tmp_path:
 def check_told(
     rows: list[dict[str, object]], run: Path, caplog: pytest.LogCaptureFixture, url: str
 ) -> None:
-    """Every copy failed, that was told and counted, and the checkpoints are here."""
-    assert [row["step"] for row in rows] == [1, 2, 3]
+    """Every copy failed, that was told and counted, and the checkpoints are here.
+
+    The first copy begins at the second checkpoint at the latest, and is waited for at the third:
+    the fourth row counts it then.
+    """
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert sum(float(str(row.get("count/failed_checkpoints", 0))) for row in rows) > 0
     told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert len(told) == 3
+    assert len(told) == 4
     assert all(f"in {url}; the one before stays and the run goes on: " in one for one in told)
     assert "there is no copy of checkpoint" in told[0]
     events = RunDirectory.open(run).events_path.read_text(encoding="utf-8")
     found = [json.loads(line) for line in events.splitlines()]
-    assert sum(one["event"] == "checkpoint_failed" for one in found) == 3
+    assert sum(one["event"] == "checkpoint_failed" for one in found) == 4
     found_here = Checkpoints(run / "checkpoints" / "rl", keep_last=1).latest()
     assert found_here is not None
-    assert found_here[1].state.step == 3
+    assert found_here[1].state.step == 4
 
 
 def test_a_place_that_takes_nothing_is_told_and_the_run_goes_on(
@@ -168,7 +172,7 @@ def test_a_place_that_takes_nothing_is_told_and_the_run_goes_on(
 ) -> None:
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
     url = f"file://{tmp_path}/file/runs"
-    rows = learn(group, model, tmp_path / "run", num_steps=3, checkpoint_every=1, copy_to=url)
+    rows = learn(group, model, tmp_path / "run", num_steps=4, checkpoint_every=1, copy_to=url)
     check_told(rows, tmp_path / "run", caplog, url)
 
 
@@ -207,7 +211,7 @@ def test_an_unreachable_bucket_is_told_and_the_run_goes_on(
     pytest.importorskip("s3fs", reason="needs s3fs (make s3)")
     use_endpoint(monkeypatch, f"http://127.0.0.1:{free_port()}")
     url = "s3://agentrl/runs/a"
-    rows = learn(group, model, tmp_path / "run", num_steps=3, checkpoint_every=1, copy_to=url)
+    rows = learn(group, model, tmp_path / "run", num_steps=4, checkpoint_every=1, copy_to=url)
     check_told(rows, tmp_path / "run", caplog, url)
     assert "Could not connect" in caplog.text
 

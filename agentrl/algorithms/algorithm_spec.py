@@ -141,6 +141,7 @@ class AlgorithmSpec:
             each were in the batch that many times. None weighs them alike.
         correction: c_t, detached, against the sampler's own probabilities; None, or what returns
             None, is 1.
+        always_corrects: whether ``correction`` never returns None, as older weights need.
         value_loss: of a critic, per token; needed with ``needs.critic``.
         auxiliary: further losses of the policy.
         next_state: the state after a step.
@@ -179,6 +180,7 @@ class AlgorithmSpec:
     select: Callable[[Rewards], F64] | None = None
     pair_loss: Callable[[PairInputs], PairLoss] | None = None
     correction: Callable[[PolicyInputs], Correction | None] | None = None
+    always_corrects: bool = True
     value_loss: Callable[[ValueInputs], TokenLoss] | None = None
     auxiliary: tuple[AuxiliaryLoss, ...] = ()
     next_state: Callable[[AlgorithmState, Stats], AlgorithmState] = _same_state
@@ -236,7 +238,7 @@ class AlgorithmSpec:
     @property
     def corrects_staleness(self) -> bool:
         """See ``Traits``."""
-        return self.correction is not None
+        return self.correction is not None and self.always_corrects
 
     @property
     def recomputes_old_logprobs(self) -> bool:

@@ -246,11 +246,11 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
     elif (
         stage.rollout.schedule != "sync"
         and spec.learns_from == "rollouts"
-        and spec.correction is None
+        and not spec.corrects_staleness
     ):
         yield fault(
             f"{_why(stage)}, but algorithm.name={name!r} returns an AlgorithmSpec without "
-            "`correction`, the factor that makes up for their age; give it one "
+            "`correction` in every step, the factor that makes up for their age; give it one "
             "(agentrl.algorithms.functions.corrections.truncated_importance is GRPO's, and one of "
             "ones is for a loss that weighs by rollout_logprobs itself), or set "
             "rollout.schedule=sync",

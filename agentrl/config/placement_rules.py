@@ -42,7 +42,7 @@ def _pool_layout_faults(stage: StageConfig, name: str, pool: PoolConfig) -> Iter
     if train.shard == "hybrid" and not unequal:
         broken += broken_by(shard_replicas, pool.data_parallel, train.shard_size)
         replicas = pool.data_parallel // (train.shard_size or pool.data_parallel)
-    if not broken + unequal:
+    if not broken + unequal and train.backend == "fsdp2":
         broken += broken_by(check_expert_ranks, pool.world_size // replicas, train.ep_size)
     for one in broken + unequal:
         # a layer below knows one pool alone

@@ -53,7 +53,7 @@ RULES = {
 """Each rule by the field and what it acts with, and an algorithm that has it."""
 
 GIVEN: dict[str, Any] = {
-    "agents": {"b": {"train": False}}, "args": {"a": 1}, "before": False,
+    "above": 0.01, "agents": {"b": {"train": False}}, "args": {"a": 1}, "before": False,
     "build_args": {"a": 1}, "cap": 3.0, "constant_tokens": 7, "conversational": False,
     "discount": 0.5, "describe_tools_in_prompt": False, "docker": {"cpus": 1.0},
     "ep_size": 2, "endpoints": ["http://127.0.0.1:1"], "entry_point": "a.py:E", "env": {"A": "b"},
@@ -85,6 +85,7 @@ ACTING: dict[str, Any] = {
 """A value beside which a field acts, where all but some do."""
 IDLE: dict[str, Any] = {
     "reduction": "token_mean", "scale_rewards": "none", "length_alpha": 0.05, "engine": "policy",
+    "level": "token",
     "mode": "inline", "backend": "plain", "shard": "full", "name": "adamw", "kl_estimator": "k1",
     "schedule": "constant", "agent_command": ["x"], "policy_loss": "math:sqrt",
 }  # fmt: skip
@@ -98,11 +99,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     },
     "env.agents.x.openai": {"env": {"agents": {"x": {"train": False}}}},
     "rollout.on_stale": CORRECTED,
-    "train.ep_size": {"placement": {"world_size": 2}},
     "rollout.pause_mode": CORRECTED,
 }
 """What other rules ask for beside a field."""
 NEEDED_TO_ACT: dict[str, dict[str, Any]] = {
+    "backend": {"placement": {"world_size": 2}},
     "max_tokens": {"algorithm": {"overlong": {"buffer_tokens": 9}}},
     "reject": {"algorithm": {"rollout_correction": {"reject_above": 1.0}}},
 }

@@ -50,6 +50,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "training/fsdp/checkpoint_export.py": ({"json.loads"}, OWN),
     "training/fsdp/checkpoint_files.py": ({"json.loads"}, OWN),
     "training/models/folder_weights.py": ({"json.loads", PATTERN}, USERS),
+    "training/models/peft_folder.py": ({"json.loads"}, USERS),
     "training/models/tiny.py": ({PATTERN}, USERS),
     "viewer/demo/__init__.py": ({"json.loads"}, OWN),
     "viewer/export/answers.py": (

@@ -76,6 +76,7 @@ def policy_gradient(
         correction=partial(chosen_correction, settings=correction)
         if settings.chooses_correction or correction.is_active
         else None,
+        always_corrects=correction.is_active,
         needs=settings.needs,
         old_logprobs=settings.old_logprobs,
         group_size_min=settings.group_size_min,

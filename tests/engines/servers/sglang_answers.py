@@ -23,10 +23,10 @@ def split(settings: dict[str, Any]) -> tuple[dict[str, Any], EnginePlace]:
     return own, EnginePlace(**{name: settings[name] for name in settings.keys() & names})
 
 
-def sglang_client(url: str, *, call_timeout_s: float = 5.0) -> SGLangClient:
+def sglang_client(url: str, *, call_timeout_s: float = 5.0, model: str = "model") -> SGLangClient:
     """A client of a server at ``url`` whose weights are called ``own.N``."""
     spec = SGLangEngineSpec(call_timeout_s=call_timeout_s, update_timeout_s=call_timeout_s)
-    place = EnginePlace("model", context_tokens=64)
+    place = EnginePlace(model, context_tokens=64)
     return SGLangClient("server 0", url, place, spec, WeightLabels("own"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -29,10 +30,10 @@ INFO = says(b'{"version": "0.5.23", "tp_size": 2}')
 
 @asynccontextmanager
 async def client_of(
-    call_timeout_s: float = 60.0, **routes: Behaviour
+    call_timeout_s: float = 60.0, model: str = "model", **routes: Behaviour
 ) -> AsyncIterator[tuple[SGLangClient, BrokenServer]]:
     with broken_server({f"/{route}": behaviour for route, behaviour in routes.items()}) as server:
-        client = sglang_client(server.url, call_timeout_s=call_timeout_s)
+        client = sglang_client(server.url, call_timeout_s=call_timeout_s, model=model)
         try:
             yield client, server
         finally:
@@ -222,12 +223,15 @@ async def test_a_checker_that_makes_no_checksums_is_named() -> None:
     ],
 )
 async def test_digests_are_told_by_rank_where_the_version_has_them(
-    version: str, device: str, told: dict[str, str]
+    version: str, device: str, told: dict[str, str], tmp_path: Path
 ) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = str(tmp_path)
     info = says(json.dumps({"version": version, "device": device}).encode())
     ranks = [{"checksums": {"w": "1f"}}, {"checksums": {"w": "2e"}}]
     checker = says(json.dumps({"success": True, "ranks": ranks}).encode())
-    async with client_of(server_info=info, weights_checker=checker) as (client, _):
+    routes = {"server_info": info, "weights_checker": checker}
+    async with client_of(model=model, **routes) as (client, _):
         await client.probe()
         found = await client.digests()
     assert {held.name: digest for held, digest in found.items()} == told

@@ -10,11 +10,12 @@ parallelism divides them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from agentrl.engines.weights import read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,7 @@ own forward is trained."""
 
 def is_mixture(folder: Path) -> bool:
     """Whether a Hugging Face folder has one of these."""
-    config = folder / "config.json"
-    return config.is_file() and json.loads(config.read_bytes()).get("model_type") in MIXTURES
+    return (folder / "config.json").is_file() and read_config(folder).get("model_type") in MIXTURES
 
 
 def computed(config: Mapping[str, Any]) -> bool:

@@ -170,7 +170,9 @@ def test_an_episode_that_had_finished_is_in_the_data_set_once(config: Path, tmp_
 def test_a_call_that_was_killed_is_completed_by_the_next(config: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
     asked = ["rollout", config, "--samples", "4", "--out", out]
-    killed = forks.agentrl(asked, log, (signal.SIGKILL, "agentrl.store:TrajectoryWriter.write", 20))
+    # on the writer's thread: of what is queued a kill may lose all
+    at = "agentrl.store:TrajectoryWriter._store"
+    killed = forks.agentrl(asked, log, (signal.SIGKILL, at, 20))
     forks.finish(killed, -signal.SIGKILL)
     before = {s.id: s.recorded_at for s in stored(out)}
     assert len(before) == 20

@@ -154,8 +154,8 @@ EPISODE = EpisodeSettings(
     max_turn_tokens=200,
     max_response_tokens=1000,
     context_tokens=2000,
-    episode_timeout_s=60.0,
-    turn_timeout_s=60.0,
+    episode_timeout_s=600.0,
+    turn_timeout_s=600.0,
 )
 
 

@@ -69,7 +69,8 @@ class EpisodeHost:
         self.noise = ProbeNoise()
         """Of the engine's comparisons with its trainer."""
         self._weights: ServedWeights | OwnWeights | None = None
-        self._keeps = False  # what it is sent, since changes are put on it
+        # whether it keeps what it is sent, since changes are put on it
+        self._keeps = False
         self._copies: dict[str, Tensor] = {}
         self._copied: Mapping[str, int] = {}
         self._announces = False

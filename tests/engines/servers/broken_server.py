@@ -137,7 +137,7 @@ def holds_back(url: str, seen: threading.Event, *, events: int) -> Behaviour:
             answer.raise_for_status()
             for line in answer.iter_lines():  # an event is a line and an empty one
                 if told == events:
-                    seen.wait(60)
+                    seen.wait(600)
                 handler.wfile.write(f"{line}\n".encode())
                 told += not line
 

@@ -205,7 +205,7 @@ def _with_own(made: AlgorithmSpec, part: str, own: Callable[..., Any]) -> Algori
     return replace(made, **parts)
 
 
-_FUNCTIONS: Mapping[str, tuple[tuple[str, ...], type]] = {
+_FUNCTIONS: Mapping[str, tuple[tuple[str, ...], type | tuple[type, ...]]] = {
     "keep_group": (("group",), FilterResult),
     "credit": (("rewards", "state"), Credit),
     "select": (("rewards",), np.ndarray),
@@ -214,7 +214,7 @@ _FUNCTIONS: Mapping[str, tuple[tuple[str, ...], type]] = {
     "policy_loss": (("inputs",), TokenLoss),
     "pair_loss": (("inputs",), PairLoss),
     "value_loss": (("inputs",), TokenLoss),
-    "correction": (("inputs",), Correction),
+    "correction": (("inputs",), (Correction, type(None))),
     "next_state": (("state", "stats"), Mapping),
 }
 """What each function of a record is given, by position, and what it returns."""

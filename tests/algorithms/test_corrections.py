@@ -95,8 +95,9 @@ def test_huge_ratios_stay_numbers() -> None:
         assert not factor.requires_grad
 
 
-def test_without_settings_there_is_no_correction() -> None:
-    assert make_algorithm("grpo").correction is None
+def test_level_none_corrects_nothing() -> None:
+    settings = {"rollout_correction": {"level": "none"}}
+    assert make_algorithm("grpo", settings).correction is None
 
 
 def test_an_engine_that_differs_is_corrected_from_the_next_step_on(

@@ -155,7 +155,11 @@ def check_told(
     """
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert sum(float(str(row.get("count/failed_checkpoints", 0))) for row in rows) > 0
-    told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    told = [
+        one.getMessage()
+        for one in caplog.records
+        if getattr(one, "event", "") == "checkpoint_failed"
+    ]
     assert len(told) == 4
     assert all(f"in {url}; the one before stays and the run goes on: " in one for one in told)
     assert "there is no copy of checkpoint" in told[0]

@@ -46,7 +46,8 @@ def test_a_full_disk_at_a_checkpoint_is_told_and_the_run_goes_on(
     assert [row["policy/loss"] for row in rows] == [row["policy/loss"] for row in undisturbed]
     counts = [row.get("count/failed_checkpoints", 0) for row in rows]
     assert counts in ([0, 0, 1, 0], [0, 0, 0, 1])  # as soon as it is known
-    (told,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    failed = [one for one in caplog.records if getattr(one, "event", "") == "checkpoint_failed"]
+    (told,) = failed
     assert "there is no checkpoint" in told.getMessage()
     assert "step=000002; the one before stays and the run goes on: " in told.getMessage()
     assert "the disk is full" in told.getMessage()

@@ -17,6 +17,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 
@@ -210,7 +211,19 @@ def whole_shard(batch: Batch, mini_batch: Sequence[BatchShard]) -> BatchShard:
         if rows
     )
     weights = [part.sample_weight for part in mini_batch if part.sample_weight is not None]
-    return BatchShard(batch.select(samples), samples, micro_batches, np.concatenate(weights))
+    first = mini_batch[0]
+    auxiliary = {
+        name: np.concatenate([part.auxiliary[name] for part in mini_batch])
+        for name in first.auxiliary
+    }
+    return replace(
+        first,
+        batch=batch.select(samples),
+        samples=samples,
+        micro_batches=micro_batches,
+        sample_weight=np.concatenate(weights),
+        auxiliary=auxiliary,
+    )
 
 
 def write_shard(path: Path, shard: BatchShard) -> None:

@@ -285,7 +285,7 @@ class UserFunction:
 
     Args:
         function: the user's.
-        returns: the type that it must return.
+        returns: the type that it must return; of several, the first one is told.
         broken: of the setting.
         reference: the setting's value.
         part: what the function is within the object that the setting names; empty where it is that
@@ -293,7 +293,7 @@ class UserFunction:
     """
 
     function: Callable[..., Any]
-    returns: type
+    returns: type | tuple[type, ...]
     broken: Broken
     reference: str
     part: str = ""
@@ -308,7 +308,8 @@ class UserFunction:
         with wall(failed_as(self.broken, f"{whose} raised", "; correct it")):
             found = self.function(*arguments, **keywords)
         if not isinstance(found, self.returns):
-            name = self.returns.__name__
+            first = self.returns[0] if isinstance(self.returns, tuple) else self.returns
+            name = first.__name__
             raise self.broken(
                 f"{whose} must return {'an' if name[0] in 'AEIOU' else 'a'} {name}, got "
                 f"{type(found).__name__}; return one"

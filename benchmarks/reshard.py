@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -249,6 +250,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(on_rank(arguments)))
         return 0
     figures = Figures()
+    # Freed memory of the ranks goes back at once, so that a peak is what they held.
+    os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         model_bytes = 2 * write_random_model(folder, arguments.shape)

@@ -87,20 +87,25 @@ class Resharder:
             # Reading parts may be collective: all ranks read as far as the bucket needs.
             missing = {name for name in bucket.names if name in self._held} - own.keys()
             while missing:
-                part = next(source)
-                own[part.name] = part.tensor
-                missing.discard(part.name)
+                missing.discard(_read(source, own))
             self._keep_own(bucket, own, made)
             if bucket.way != "nothing":
                 self._travel(bucket, own, made, flat)
-            for name in bucket.complete:
-                whole = own.pop(name, None)
-                for wish in self._wishes[name]:
-                    tensor = made.pop(wish, whole if wish.numel else self._empty.view(wish.size))
-                    assert tensor is not None, "what is wanted was planned"
-                    yield WeightPart(name, wish.shape, wish.first, tensor)
+            yield from self._complete(bucket, own, made)
         for _ in source:
             pass
+
+    def _complete(
+        self, bucket: Bucket, own: dict[str, Tensor], made: dict[TensorSlice, Tensor]
+    ) -> Iterator[WeightPart]:
+        """What is complete after a bucket. Its frame alone holds the tensors, so that they are
+        free before the next bucket is read."""
+        for name in bucket.complete:
+            whole = own.pop(name, None)
+            for wish in self._wishes[name]:
+                tensor = made.pop(wish, whole if wish.numel else self._empty.view(wish.size))
+                assert tensor is not None, "what is wanted was planned"
+                yield WeightPart(name, wish.shape, wish.first, tensor)
 
     def _keep_own(
         self, bucket: Bucket, own: dict[str, Tensor], made: dict[TensorSlice, Tensor]
@@ -160,6 +165,13 @@ class Resharder:
     def _block(self, move: Move, own: dict[str, Tensor]) -> Tensor:
         name = move.block.name
         return own[name][move.block.slices_of(self._held[name].first)]
+
+
+def _read(source: Iterator[WeightPart], own: dict[str, Tensor]) -> str:
+    """Takes a part, and returns its name; no frame holds its tensor longer than ``own``."""
+    part = next(source)
+    own[part.name] = part.tensor
+    return part.name
 
 
 class _Buffers:

@@ -205,7 +205,9 @@ class _Buckets:
         if other or self._cost + cost + most_held > self._size:
             self._close()
         if cost > self._size:
-            pieces = _pieces(way, moves, self._num_ranks, self._size)
+            # What a rank keeps of a large tensor leaves less room, and some there must be.
+            room = max(self._size - max(held.values()), self._size // 4)
+            pieces = _pieces(way, moves, self._num_ranks, room)
             self._done += [Bucket(way, (name,), (), tuple(piece)) for piece in pieces]
             self._done[-1] = replace(self._done[-1], complete=(name,))
             return

@@ -143,6 +143,22 @@ def test_a_torn_upload_serves_nobody_and_the_next_replaces_it(
     assert versions(folder) == ["version-000002"]
 
 
+@pytest.mark.parametrize("folder", ["memory://gone/weights"])
+def test_an_engine_ends_also_where_its_weights_cannot_be_removed(
+    engine: SGLangEngine, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(engine, 1, 1, 1, 1, 1)
+
+    def refused(*args: Any, **keywords: Any) -> None:
+        raise PermissionError("not allowed")
+
+    monkeypatch.setattr(type(fsspec.url_to_fs(folder)[0]), "rm", refused)
+    with pytest.raises(StoreError, match="could not be removed: not allowed"):
+        engine.close()
+    assert engine.health().state == "closed"
+    assert not engine.runs
+
+
 @pytest.mark.parametrize("folder", ["memory://several/weights"])
 def test_a_version_may_have_several_files(
     engine: SGLangEngine, server: Mounted, folder: str, monkeypatch: pytest.MonkeyPatch

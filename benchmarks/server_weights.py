@@ -24,6 +24,7 @@ from torch import Tensor
 from agentrl.algorithms import make_algorithm
 from agentrl.engines import EnginePlace, Transport
 from agentrl.engines.base import TransportName
+from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.engines.sglang.environment import SGLANG
 from agentrl.training import Actor, ActorSpec, DistSpec, join, leave
@@ -40,7 +41,8 @@ NOTE = (
     "Float32. A way is measured from an update's start to the server's last answer, without "
     "digests and probe, the least of the runs. Processor seconds are those of this process alone, "
     "since a paused SGLang spins. The copies go tensor by tensor to memory that was written "
-    "before. Bytes are those that this machine's loopback took in an update, whoever sent them. "
+    "before. Each way sums what it sends once, as the checksums above. Bytes are those that this "
+    "machine's loopback took in an update, whoever sent them. "
     "Memory is the growth of this process's anonymous memory in the first update; what lies in "
     "/dev/shm is not in it."
 )
@@ -56,6 +58,11 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 def _copy_all(tensors: Mapping[str, Tensor], memory: Tensor) -> None:
     for tensor in tensors.values():
         memory[: tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def _sum_all(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        tensor_checksum(name, tensor)
 
 
 def _update(engine: SGLangEngine, tensors: Mapping[str, Tensor], version: int) -> None:
@@ -123,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         memory = torch.ones(max(tensor.numel() for tensor in tensors.values()))
         copy = min(seconds(partial(_copy_all, tensors, memory))[1] for _ in range(5))
         figures.report("a copy of the same bytes, processor", copy, "s")
+        sums = min(seconds(partial(_sum_all, tensors))[1] for _ in range(5))
+        figures.report("checksums of the same bytes, processor", sums, "s")
         for tp_size in arguments.tp:
             name = f"TP {tp_size}"
             place = EnginePlace(str(folder), str(Path(scratch, name)), kv_tokens=1024)

@@ -22,7 +22,9 @@ from torch import Tensor
 
 _WORD = 8
 _BLOCK = {"cpu": 2**19, "cuda": 2**24}
-"""Bytes that are summed at once: on a CPU they stay in its cache with their weights."""
+"""Bytes that are summed at once: on a CPU they stay in its cache."""
+_COLUMNS = 1024
+"""Words of a row where the rows do not matter."""
 
 
 def tensor_checksum(name: str, tensor: Tensor) -> int:
@@ -64,24 +66,32 @@ def shard_sums(shard: Tensor, *, start: int = 0, row: int | None = None) -> Tens
         return sums
     rows = shard.contiguous().reshape(-1).view(torch.uint8).view(-1, width * size)
     for words, first, apart in _pieces(rows, start * size, row * size):
-        weights = torch.arange(2 * first + 1, 2 * (first + words.shape[1]), 2, device=words.device)
-        if words.shape[0] > 1:
-            number = torch.arange(words.shape[0], device=words.device)
-            weights = weights + 2 * apart * number[:, None]
-        sums += torch.stack([_product(words, weights), _product(words >> 32, weights)])
+        sums += _weighted(words, first, apart)
     return sums
 
 
-def _product(words: Tensor, weights: Tensor) -> Tensor:
-    """Σ words · weights: by ``dot`` where torch has it for integers, since it takes less time."""
-    if words.is_cuda:
-        return (words * weights).sum()
-    return torch.dot(words.reshape(-1), weights.reshape(-1))
+def _weighted(words: Tensor, first: int, apart: int) -> Tensor:
+    """The two sums of words ``[r, c]``; other arguments as of ``_pieces``.
+
+    Word (r, c) counts 2 (first + c) + 1 times for its column, and 2 apart r times for its row. So
+    columns and rows are summed, which takes less time than to multiply each word.
+    """
+    num_rows, num_columns = words.shape
+    rows, columns = words.new_empty(2, num_rows), words.new_zeros(2, num_columns)
+    many = max(1, _BLOCK[words.device.type] // (_WORD * num_columns))
+    for start in range(0, num_rows, many):
+        block = words[start : start + many]
+        for sums, part in enumerate((block, block >> 32)):
+            rows[sums, start : start + many] = part.sum(1)
+            columns[sums] += part.sum(0)
+    of_column = 2 * (torch.arange(num_columns, device=words.device) + first) + 1
+    of_row = 2 * apart * torch.arange(num_rows, device=words.device)
+    return (columns * of_column).sum(1) + (rows * of_row).sum(1)
 
 
 def _pieces(rows: Tensor, start: int, step: int) -> Iterator[tuple[Tensor, int, int]]:
-    """Words ``[r, c]`` of bounded size, the place of the first of them in the whole, and how far
-    their rows are apart there, in words.
+    """Words ``[r, c]``, the place of the first of them in the whole, and how far their rows are
+    apart there, in words. Those that are copied are of bounded size.
 
     Args:
         rows: ``[R, C]`` uint8, contiguous.
@@ -90,27 +100,34 @@ def _pieces(rows: Tensor, start: int, step: int) -> Iterator[tuple[Tensor, int, 
     """
     block = _BLOCK[rows.device.type]
     num_rows, width = rows.shape
-    if num_rows > 1 and width <= block and not (width | start | step) % _WORD:
-        many = block // width
-        for first in range(0, num_rows, many):
-            some = rows[first : first + many]
-            words = _words(some.reshape(-1), 0).view(len(some), -1)
-            yield words, (start + first * step) // _WORD, step // _WORD
+    if num_rows > 1 and width <= block and not (width | step) % _WORD and _lies(rows, start):
+        yield rows.view(torch.int64), start // _WORD, step // _WORD
         return
     for number, run in enumerate(rows):
         done = 0
         while done < width:
             place = start + number * step + done
+            even = (width - done) // _WORD * _WORD
             # all pieces but the last end where a word of the whole does
-            piece = run[done : done + block - place % _WORD]
-            yield _words(piece, place % _WORD)[None], place // _WORD, 0
-            done += len(piece)
+            size = even if even and _lies(run[done:], place) else block - place % _WORD
+            words = _words(run[done : done + size], place % _WORD)
+            done += size
+            first, end = place // _WORD, len(words) // _COLUMNS * _COLUMNS
+            if end:
+                yield words[:end].view(-1, _COLUMNS), first, _COLUMNS
+            if end < len(words):
+                yield words[end:][None], first + end, 0
+
+
+def _lies(run: Tensor, place: int) -> bool:
+    """Whether bytes, which begin at a place of the whole, can be read as its words where they are;
+    their number aside."""
+    return run.data_ptr() % _WORD == run.storage_offset() % _WORD == place % _WORD == 0
 
 
 def _words(run: Tensor, before: int) -> Tensor:
     """Bytes ``[n]`` as words, with so many zeros before them; a copy where they do not lie so."""
-    lies = run.data_ptr() % _WORD == run.storage_offset() % _WORD == 0
-    if lies and not before and len(run) % _WORD == 0:
+    if _lies(run, before) and len(run) % _WORD == 0:
         return run.view(torch.int64)
     words = run.new_zeros(-(-(before + len(run)) // _WORD) * _WORD)
     words[before : before + len(run)] = run

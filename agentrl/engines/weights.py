@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -126,17 +125,16 @@ def _converted(
     return bits.view(np.uint8)
 
 
-def new_folder(folder: Path, model: Path) -> None:
-    """An empty folder that a server can load once it has tensors: everything of ``model`` that is
-    no weight. What was there before is removed."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for file in sorted(model.iterdir()):
-        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
-            shutil.copy2(file, folder / file.name)
+def model_files(model: Path) -> list[Path]:
+    """Everything of a model's folder that is no weight, and that servers want beside some."""
+    return [
+        file
+        for file in sorted(model.iterdir())
+        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES)
+    ]
 
 
-def write_weights(path: Path, arrays: Sequence[WeightArray]) -> None:
+def write_weights(file: BinaryIO, arrays: Sequence[WeightArray]) -> None:
     """A file of the safetensors format: the header's length (8 bytes), the header (JSON), the
     tensors' bytes.
     """
@@ -153,10 +151,9 @@ def write_weights(path: Path, arrays: Sequence[WeightArray]) -> None:
     text = json.dumps(header).encode()
     # The format allows spaces behind the header, by which the tensors lie at a multiple of 8.
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in arrays:
-            file.write(array.data.data)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for array in arrays:
+        file.write(array.data.data)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.types.user_code.load import install
@@ -59,6 +59,12 @@ class RemoteFolder:
         """Copies a local file to ``name``."""
         with self._failing("written", name):
             self._fs.put_file(str(path), self._at(name))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """A file for the content of ``name``, which may be there in part where the block raises."""
+        with self._failing("written", name), self._fs.open(self._at(name), "wb") as file:
+            yield file
 
     def get(self, name: str, path: Path) -> None:
         """Copies ``name`` to a local file."""

@@ -132,7 +132,11 @@ class BatchSession:
     def commit(self) -> None:
         """See ``UpdateSession.commit``."""
         self._update.require_complete()
-        self._batch.end()
+        try:
+            self._batch.end()
+        except BaseException:
+            self.abort()
+            raise
         self._update.finish()
 
     def abort(self) -> None:

@@ -1,31 +1,40 @@
-"""Weights by disk: written once into a folder that every server reads."""
+"""Weights by disk: written once into a folder that every server reads, here or at a URL."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from agentrl.engines import UpdateSession
 from agentrl.engines.servers.client import NewVersion
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.weights import WeightArray, new_folder, write_weights
+from agentrl.engines.weights import WeightArray, model_files, write_weights
+from agentrl.store.remote_folder import RemoteFolder, is_url
 from agentrl.weight_sync.batches import BatchSender
 
 
 class DiskSender(BatchSender):
-    """``WeightSender`` for servers that see the same file system. The newest folder alone is kept:
-    a server that was started again reads it too.
+    """``WeightSender`` for servers that see the same folder, which has one of its own for each
+    version. The newest that was loaded is kept: a server that was started again reads it too.
     """
 
-    _folders: Path | None = None
+    _folder: RemoteFolder | None = None
     _written = 0
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
-        """A session that fills a folder."""
-        self._folders = update.folder.parent
+        """A session that fills a folder.
+
+        Raises:
+            ConfigError: nothing that is installed writes to such a URL.
+            StoreError: it cannot be written.
+        """
+        url = update.folder if is_url(update.folder) else f"file://{update.folder}"
+        self._folder = RemoteFolder(url, "weights_folder")
         self._written = 0
-        new_folder(update.folder, update.model)
+        name = _name(update)
+        # of an attempt that broke off
+        self._folder.remove(name)
+        for file in model_files(update.model):
+            self._folder.put(file, f"{name}/{file.name}")
         return super().begin(update)
 
     def catch_up(self, update: ServerUpdate) -> None:
@@ -39,24 +48,30 @@ class DiskSender(BatchSender):
         new: NewVersion | None,
     ) -> None:
         """See ``BatchSender.send``; no server hears of an update before the folder is whole."""
+        assert self._folder is not None, "begin() was called"
         self._written += 1
-        folder = update.folder
-        write_weights(folder / f"model-{self._written:05d}.safetensors", by_rank[0])
+        name = _name(update)
+        with self._folder.writing(f"{name}/model-{self._written:05d}.safetensors") as file:
+            write_weights(file, by_rank[0])
         if new is None:
             # more files follow
             return
         _load(update)
-        for older in folder.parent.iterdir():
-            if older.is_dir() and older != folder:
-                shutil.rmtree(older)
+        for other in self._folder.names():
+            if other != name:
+                self._folder.remove(other)
 
     def close(self) -> None:
         """Removes the folder."""
         super().close()
-        if self._folders is not None and self._folders.exists():
-            shutil.rmtree(self._folders)
+        if self._folder is not None:
+            self._folder.remove("")
+
+
+def _name(update: ServerUpdate) -> str:
+    return f"version-{update.version:06d}"
 
 
 def _load(update: ServerUpdate) -> None:
-    folder = str(update.folder.resolve())
+    folder = f"{update.seen}/{_name(update)}"
     update.on_all(lambda client, _: client.load_folder(folder, update.new))

@@ -11,6 +11,7 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -92,12 +93,12 @@ class ServerControl:
         """Ends the servers that it started; requests in flight fail. A second call does nothing."""
         if not self.runs:
             return
-        if self.sender is not None:
-            self.sender.close()
-        try:
-            self.submit(self._end()).result(_CLOSE_S)
-        finally:
-            self._thread.stop(_CLOSE_S)
+        with ExitStack() as ends:
+            ends.callback(self._thread.stop, _CLOSE_S)
+            ends.callback(lambda: self.submit(self._end()).result(_CLOSE_S))
+            # first, and the servers end also where weights cannot be removed
+            if self.sender is not None:
+                ends.callback(self.sender.close)
 
     @blocking
     async def pause(self, mode: PauseMode) -> None:

@@ -116,11 +116,17 @@ class ServerPool:
             self._state.in_background(self._restart(server))
 
     async def find_returning(self) -> None:
-        """Looks for given servers that answer again: the next update brings them back."""
-        away = [server for server in self.servers if server.given and not server.serving]
-        answers = await asyncio.gather(*(server.healthy() for server in away))
-        for server, healthy in zip(away, answers, strict=True):
-            server.state = "returning" if healthy else "lost"
+        """Looks for given servers that answer again: the next update brings them back. Where it has
+        no other, they have ``startup_timeout_s`` for that."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._state.kind.spec.startup_timeout_s
+        while away := [server for server in self.servers if server.given and not server.serving]:
+            answers = await asyncio.gather(*(server.healthy() for server in away))
+            for server, healthy in zip(away, answers, strict=True):
+                server.state = "returning" if healthy else "lost"
+            if self.reachable or loop.time() > deadline:
+                return
+            await asyncio.sleep(_EXIT_POLL_S)
 
     def updated(self) -> None:
         """Given servers that took part in an update serve again."""

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, Transport, TransportName
 from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.errors import ConfigError, MachineError
+from agentrl.store.remote_folder import is_url
 from agentrl.types.section import Count, Listed, Natural, Seconds
 
 
@@ -34,6 +35,12 @@ class ServersSpec(EngineSpec):
     """Transport of new weights: ``shared_memory`` of this machine, ``http`` calls that hold the
     tensors, a folder on ``disk`` that every server reads, or a ``broadcast`` in a process group. By
     default ``http`` with ``urls`` or ``command``, else ``shared_memory``."""
+    weights_folder: str | None = None
+    """Folder, or URL of fsspec as ``s3://bucket/weights``, that ``weight_sync: disk`` writes to; by
+    default in the run directory. Each engine has one of its own in it."""
+    weights_mount: str | None = None
+    """Folder as which servers see ``weights_folder``, where they know it by another name; for a
+    URL, where they have it mounted."""
     broadcast_address: str | None = None
     """Address of the trainer's rank 0 as servers reach it, for ``weight_sync: broadcast``; by
     default the one by which Ray knows its machine, and 127.0.0.1 without Ray."""
@@ -42,7 +49,7 @@ class ServersSpec(EngineSpec):
     api_key_env: str | None = None
     """Environment variable with the servers' API key."""
     startup_timeout_s: Seconds = 600.0
-    """Until a server must be ready."""
+    """Until a server must be ready; a publish waits so long where no given server answers."""
     call_timeout_s: Seconds = 60.0
     """Of a call that neither generates nor moves weights."""
     update_timeout_s: Seconds = 600.0
@@ -69,6 +76,34 @@ class ServersSpec(EngineSpec):
                 f"={list(self.command)} needs device, 'cpu' or 'cuda', since it cannot be asked "
                 "what it starts a server on; set it",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _finds_weights(self) -> ServersSpec:
+        folder, mount = self.weights_folder, self.weights_mount
+        if folder is None and mount is None:
+            return self
+        if folder is None or self.weight_sync != "disk":
+            setting = "weights_mount" if folder is None else "weights_folder"
+            raise self.broken(
+                setting,
+                f" needs {'weights_folder' if folder is None else 'weight_sync=disk'}, got "
+                f"'{folder or mount}' without it; set it, or leave {setting} out",
+            )
+        if is_url(folder) and mount is None:
+            raise self.broken(
+                "weights_folder",
+                f"='{folder}' is a URL, and servers load weights from a folder; set weights_mount "
+                "to the one as which they see it",
+            )
+        paths = {"weights_folder": folder, "weights_mount": mount or folder}
+        for name, path in paths.items():
+            if not is_url(path) and not path.startswith("/"):
+                raise self.broken(
+                    name,
+                    f" must be absolute, since servers begin elsewhere, got '{path}'; write all of "
+                    "it",
+                )
         return self
 
     @property

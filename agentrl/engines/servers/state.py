@@ -81,9 +81,14 @@ class ServersState:
             routing=self.kind.routing,
         )
 
-    def weights_folder(self, version: int) -> Path:
-        """Where weights of a version may be written."""
-        return Path(self.kind.place.folder) / "weights" / f"version-{version:06d}"
+    @property
+    def weights_folders(self) -> tuple[str, str]:
+        """Where this engine alone may write weights, and the folder as which its servers see it."""
+        spec = self.kind.spec
+        written = spec.weights_folder or str(Path(self.kind.place.folder, "weights").resolve())
+        seen = spec.weights_mount or written
+        owner = self.labels.owner
+        return f"{written.rstrip('/')}/{owner}", f"{seen.rstrip('/')}/{owner}"
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs beside whatever goes on."""

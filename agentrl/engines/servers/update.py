@@ -33,7 +33,8 @@ class ServerUpdate:
         shapes: of every tensor, by Hugging Face name; all must be put but a tied head.
         checksums: of what was put so far, by the tensors' names.
         new: what the servers serve with the last tensor.
-        folder: where this update's weights may be written.
+        folder: where weights may be written, a folder or a URL.
+        seen: the folder as which the servers see it.
         model: the folder of the model's configuration and tokenizer.
         kind: of the servers.
         dtype: of the servers' weights.
@@ -47,7 +48,7 @@ class ServerUpdate:
         self.shapes = state.shapes
         self.checksums: dict[str, int] = {}
         self.new = NewVersion(state.labels.label(version), state.flushes_updates)
-        self.folder = state.weights_folder(version)
+        self.folder, self.seen = state.weights_folders
         self.model = Path(state.kind.place.model)
         self.kind = state.kind
         self.dtype = state.kind.place.dtype

@@ -33,11 +33,13 @@ _PROBE = (
     "print(m.version('sglang'), 'cuda' if torch.cuda.is_available() else 'cpu')"
 )
 _PROBE_S = 120.0
+# The KV cache is bounded by its tokens, and the fraction by nothing: a server does not start where
+# its weights take more than that of the free memory, or others do while it loads.
 _CPU_ARGUMENTS: Mapping[str, object] = {
     "device": "cpu",
     "attention-backend": "torch_native",
     "disable-cuda-graph": True,
-    "mem-fraction-static": 0.1,
+    "mem-fraction-static": 0.9,
 }
 _CPU_SEQUENCES = 64
 _GIB = 2**30

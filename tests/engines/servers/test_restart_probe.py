@@ -18,7 +18,8 @@ import torch
 from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.errors import StaleWeightsError
-from agentrl.weight_sync import HttpSender
+from agentrl.weight_sync import DiskSender, HttpSender, SharedMemorySender
+from agentrl.weight_sync.batches import BatchSender
 from tests.engines.servers.test_server_events import TENSORS, place, publish
 from tests.kit.waiting import until
 
@@ -58,10 +59,17 @@ def ranks() -> Ranks:
 
 
 @pytest.fixture
-def engine(place: EnginePlace, score: Path, ranks: Ranks) -> Iterator[SGLangEngine]:
+def sender() -> type[BatchSender]:
+    return HttpSender
+
+
+@pytest.fixture
+def engine(
+    place: EnginePlace, score: Path, ranks: Ranks, sender: type[BatchSender]
+) -> Iterator[SGLangEngine]:
     command = (sys.executable, str(Path(__file__).with_name("fake_sglang.py")), str(score))
     spec = SGLangEngineSpec(command=command, device="cpu", max_restarts=2)
-    engine = SGLangEngine(place, spec, HttpSender(ranks))
+    engine = SGLangEngine(place, spec, sender(ranks))
     publish(engine, 1, TENSORS)
     engine.score([5, 7, 9])
     yield engine
@@ -119,6 +127,24 @@ def test_a_server_that_restarts_in_the_middle_of_a_publish_gets_the_new_version(
     until(lambda: any(n.event == "server_restarted" for n in engine.take_notices()))
     assert (ranks.asked, labels(engine)) == ([1], ["before", "2"])
     assert engine.health().policy_version == 2
+
+
+@pytest.mark.parametrize("sender", [HttpSender, SharedMemorySender, DiskSender])
+def test_an_update_that_every_server_dies_in_is_served_by_those_that_come_later(
+    engine: SGLangEngine, score: Path
+) -> None:
+    engine.pause("retract")
+    session = engine.begin_update(2)
+    kill(score)
+    until(lambda: state(engine) == "starting")
+    for name, tensor in TENSORS.items():
+        session.put(name, torch.from_numpy(tensor))
+    session.commit()
+    # nobody is asked before a server serves the new weights
+    assert (state(engine), labels(engine)) == ("serving", ["before", "2"])
+    assert engine.checksum().keys() == TENSORS.keys()
+    engine.resume()
+    assert (engine.health().state, engine.health().policy_version) == ("serving", 2)
 
 
 def test_a_server_that_died_asleep_waits_for_the_update_that_the_ranks_are_ahead_for(

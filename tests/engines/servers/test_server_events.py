@@ -166,17 +166,26 @@ async def test_a_server_that_is_lost_and_one_that_returns_are_told(
 
 async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Build) -> None:
     sick: list[bool] = []
-    engine, _ = build(health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
+    engine, server = build(health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
     sick.append(True)
     await until_async(lambda: [one.state for one in engine.pool.servers] == ["lost"])
     with pytest.raises(EngineError, match="no server is left") as caught:
         await engine.generate(request())
     assert caught.value.retryable
+    kind: Any = engine.state.kind
+    spec = kind.spec
+    kind.spec = spec.model_copy(update={"startup_timeout_s": 0.0})
     await asyncio.to_thread(engine.pause, "retract")
-    with pytest.raises(EngineError, match="no server is left"):  # it does not answer yet
+    with pytest.raises(EngineError, match="no server is left"):
         await asyncio.to_thread(engine.begin_update, 1)
+    kind.spec = spec
+    # a publish waits for it
+    publishing = asyncio.create_task(asyncio.to_thread(publish, engine, 1, TENSORS))
+    asked = server.calls.count("/health")
+    await until_async(lambda: server.calls.count("/health") > asked + 1)
+    assert engine.health().state == "paused"
     sick.clear()
-    await asyncio.to_thread(publish, engine, 1, TENSORS)
+    await publishing
     assert [one.state for one in engine.pool.servers] == ["serving"]
     answer = await engine.generate(request())
     assert {segment.policy_version for segment in answer.segments} == {1}

@@ -16,7 +16,7 @@ from safetensors.torch import save_file as save_torch_file
 from agentrl.engines.weights import (
     ServedDtype,
     WeightArray,
-    new_folder,
+    model_files,
     open_weights,
     tensor_shapes,
     write_weights,
@@ -143,25 +143,25 @@ def test_a_tied_head_is_not_compared(
     assert differing(arrays, [{**served(values), "lm_head.weight": "0" * 16}], 2) == ([], 7)
 
 
-def test_a_written_folder_is_read_by_the_safetensors_library(
+def test_a_written_file_is_read_by_the_safetensors_library(
     tmp_path: Path, values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
 ) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"old")
-    new_folder(tmp_path / "new", model)
-    write_weights(tmp_path / "new" / "model.safetensors", list(arrays.values()))
-    found = load_file(tmp_path / "new" / "model.safetensors")
+    with (model / "model.safetensors").open("wb") as file:
+        write_weights(file, list(arrays.values()))
+    found = load_file(model / "model.safetensors")
     assert found.keys() == values.keys()
     assert all(np.array_equal(found[name], value) for name, value in values.items())
-    assert (tmp_path / "new" / "config.json").read_text() == "{}"
+    assert model_files(model) == [model / "config.json"]
 
 
 def test_what_was_written_is_opened_again(tmp_path: Path, arrays: dict[str, WeightArray]) -> None:
     values = list(arrays.values())
     for place, part in enumerate((values[:3], values[3:])):
-        write_weights(tmp_path / f"model-{place}.safetensors", part)
+        with (tmp_path / f"model-{place}.safetensors").open("wb") as file:
+            write_weights(file, part)
     found = open_weights(tmp_path, "float32")
     assert {name: (one.shape, one.data.tobytes()) for name, one in found.items()} == {
         name: (one.shape, one.data.tobytes()) for name, one in arrays.items()

@@ -20,15 +20,20 @@ from tests.run.tiny_run import metrics
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("weight_sync", ["disk", "http", "broadcast"])
+@pytest.mark.parametrize("weight_sync", ["disk", "mount", "http", "broadcast"])
 def test_training_publishes_each_step_and_samples_what_it_trains(
     tmp_path: Path, model: Path, server: str, weight_sync: str
 ) -> None:
+    own = [f"weight_sync={weight_sync}"]
+    if weight_sync == "mount":
+        written, seen = tmp_path / "written", tmp_path / "seen"
+        seen.symlink_to(written)
+        own = ["weight_sync=disk", f"weights_folder=file://{written}", f"weights_mount={seen}"]
     run_dir = train(
         tmp_path,
         model,
         f"rollout.sglang.urls=[{server}]",
-        f"rollout.sglang.weight_sync={weight_sync}",
+        *(f"rollout.sglang.{one}" for one in own),
     )
     rows = metrics(run_dir)
     assert [row["policy_version"] for row in rows] == [1, 2, 3]

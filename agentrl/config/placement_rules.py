@@ -49,6 +49,13 @@ def _pool_layout_faults(stage: StageConfig, name: str, pool: PoolConfig) -> Iter
         message = one.message.replace("PlacementConfig.", f"{key}.")
         own = (".".join(map(str, field)) for field in one.keys)
         yield fault(message, *(re.sub(r"^placement\b", key, field) for field in own))
+    if stage.run.deterministic and pool.world_size > 1:
+        yield fault(
+            f"run.deterministic needs {key}.world_size=1 (several ranks round sums otherwise than "
+            f"the engine), got {pool.world_size}; set it, or run.deterministic=false",
+            f"{key}.world_size",
+            "run.deterministic",
+        )
     episodes = train.mini_batch_prompts * stage.rollout.group_size
     if pool.data_parallel > episodes:
         divided = f" / {key}.tp_size / {key}.sp_size" * (pool.data_parallel < pool.world_size)

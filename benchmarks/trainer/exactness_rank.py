@@ -17,10 +17,20 @@ import numpy as np
 import torch
 
 from agentrl.algorithms import make_algorithm
-from agentrl.training import ActorSpec, DistSpec, join, leave, merge_columns, shards, union
+from agentrl.training import (
+    Actor,
+    ActorSpec,
+    DistSpec,
+    join,
+    leave,
+    merge_columns,
+    shards,
+    union,
+)
+from agentrl.training.data.packing import Packed
 from agentrl.training.data.partition import Layout, partition
 from agentrl.training.data.prefix_tree import PrefixOrder
-from agentrl.types import Batch
+from agentrl.types import Batch, BatchShard
 
 __all__ = ["FAR", "Job"]
 
@@ -63,12 +73,34 @@ def compare(job: Job, place: DistSpec) -> dict[str, float]:
     assert found is not None
     difference = (found.astype(np.float64) - batch.rollout_logprobs)[batch.loss_mask != 0]
     size = np.abs(difference)
-    return {
+    numbers = {
         "max": float(size.max()),
         "mean": float(size.mean()),
         "k3": float((np.expm1(difference) - difference).mean()),
         "far": float((size > FAR).mean()),
     }
+    # several ranks have a part of a row each
+    if batch.routed_experts is not None and place.world_size == 1:
+        numbers["experts"] = experts_differ(actor, parts[0])
+    return numbers
+
+
+def experts_differ(actor: Actor, shard: BatchShard) -> float:
+    """The share of the tokens before the trained ones that go through other experts in the trainer
+    than in the sampler, in any layer.
+    """
+    routing, record = actor.backend.model.routing, shard.batch.routed_experts
+    assert record is not None
+    differ = []
+
+    def take(packed: Packed, _: Any) -> None:
+        last = routing.last
+        used = torch.stack([last[layer].experts for layer in sorted(last)], 1)[packed.before]
+        told = record[packed.source - 1]
+        differ.append((np.sort(used.numpy()) != np.sort(told)).any((1, 2)))
+
+    actor.backend.infer(actor.packed(shard), take)
+    return float(np.concatenate(differ).mean())
 
 
 def main() -> None:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import tensor
 
-from agentrl.algorithms import Correction, PolicyInputs, make_algorithm
+from agentrl.algorithms import ALGORITHMS, Correction, PolicyInputs, make_algorithm
 from agentrl.algorithms.functions.corrections import CORRECTED
 from agentrl.types import Stat, Stats
 from tests.algorithms.made import policy_inputs
 
 ROWS = tensor([0, 0, 1, 1])
+PLAYED = [name for name in ALGORITHMS if ALGORITHMS[name].settings.learns_from == "rollouts"]
 
 
 def tokens(*ratios: float, sampled: list[bool] | None = None) -> PolicyInputs:
@@ -114,12 +115,52 @@ def test_an_engine_that_differs_is_corrected_from_the_next_step_on(
     assert weighed is not None
     assert (near, far) == ({}, {CORRECTED: 1.0})
     assert weighed.factor.tolist() == pytest.approx([2.0, 0.5, 1.5, 1.0])
-    # a step without fresh tokens tells nothing
-    assert algorithm.next_state(far, Stats()) == far
-    assert algorithm.next_state(far, differing(0.001)) == {}
+    # it stays, and is told once
+    for stats in (Stats(), differing(0.001), differing(0.02)):
+        assert algorithm.next_state(far, stats) == far
     events = [getattr(record, "event", "") for record in caplog.records]
-    assert events == ["rollout_correction"] * 2
+    assert events == ["rollout_correction"]
     assert "are 0.02 nats from the trainer's on average" in caplog.text
+
+
+def test_of_several_policies_the_one_that_is_furthest_off_decides() -> None:
+    near, far = differing(0.001), {f"scout/{name}": one for name, one in differing(0.02).items()}
+    algorithm = make_algorithm("grpo")
+    assert algorithm.next_state({}, near) == {}
+    assert algorithm.next_state({}, near + far) == {CORRECTED: 1.0}
+
+
+def test_a_state_of_the_algorithms_own_stays_beside_it() -> None:
+    algorithm = make_algorithm("grpo", {"kl_coef": 0.1, "kl_target": 0.5})
+    own = algorithm.next_state(algorithm.initial_state, Stats())
+    assert algorithm.next_state(algorithm.initial_state, differing(0.02)) == {
+        **own,
+        CORRECTED: 1.0,
+    }
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_auto_corrects_each_loss_but_those_that_compare_with_the_sampler(name: str) -> None:
+    algorithm = make_algorithm(name)
+    assert algorithm.policy_loss is not None
+    losses = []
+    for sampler in (-2.0, -2.5):
+        given = policy_inputs(
+            torch.full((4,), -2.0, dtype=torch.float64),
+            rollout_logprobs=torch.full((4,), sampler, dtype=torch.float64),
+            advantages=torch.ones(4, dtype=torch.float64),
+        )
+        losses.append(algorithm.policy_loss(given).loss)
+    state = algorithm.next_state(algorithm.initial_state, differing(0.02))
+    if not torch.equal(*losses):
+        assert CORRECTED not in state
+        return
+    assert algorithm.correction is not None
+    assert not algorithm.corrects_staleness
+    assert algorithm.correction(given) is None
+    weighed = algorithm.correction(replace(given, state=state))
+    assert weighed is not None
+    assert weighed.factor.tolist() == pytest.approx([math.exp(0.5)] * 4)
 
 
 @pytest.mark.parametrize(

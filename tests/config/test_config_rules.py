@@ -139,6 +139,12 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("rollout: {context_tokens: 1024}", "must be more than data.max_prompt_tokens=1024"),
         ("run: {deterministic: true}\nrollout: {engine: "
          "sglang}", "run.deterministic needs rollout.engine='torch'"),
+        ("run: {deterministic: true}\nplacement: {world_size: 2}",
+         "run.deterministic needs placement.world_size=1 (several ranks round sums otherwise than "
+         "the engine), got 2; set it, or run.deterministic=false"),
+        ("run: {deterministic: true}\nplacement: {pools: {aside: {world_size: 2}}, "
+         "roles: {reference: aside}}\nalgorithm: {kl_coef: 0.1}",
+         "run.deterministic needs placement.pools.aside.world_size=1"),
         ("train: {router_replay: rollout}\nrollout: {engine: sglang, sglang: {device: cpu}}",
          "train.router_replay='rollout' needs an engine that tells the experts of its tokens, "
          "'torch' or 'sglang', got rollout.engine='sglang'; set it, or train.router_replay=off"),

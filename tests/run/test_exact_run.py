@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.store import RunDirectory
-from tests.run.tiny_run import metrics, train
+from tests.run.tiny_run import TRAINED, metrics, train
 
 CODE = Path(__file__).resolve().parents[2] / "examples" / "code" / "config.yaml"
 
@@ -23,6 +23,14 @@ def differences(run_dir: Path) -> Sequence[Any]:
 @pytest.mark.invariant
 def test_no_token_differs_in_a_deterministic_run(trained: RunDirectory) -> None:
     assert differences(trained.root) == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_level_auto_beside_an_engine_that_agrees_is_level_none(
+    trained: RunDirectory, tmp_path: Path
+) -> None:
+    level = "stages.rl.algorithm.rollout_correction.level=none"
+    assert metrics(train(tmp_path, *TRAINED, level)) == metrics(trained.root)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from tests.kit.forks import finish
 from tests.run.tiny_run import CONFIG, TASK, metrics, start
 
 SHORT = [
+    "run.deterministic=false",
     f"model.build={TASK}:build_even_model",
     "stages.warmup.steps=3",
     "stages.rl.eval.every=null",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.store import RunDirectory, TrajectoryReader
+from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from tests.kit.forks import finish
 from tests.kit.waiting import until
 from tests.run.tiny_run import CONFIG, descendants, metrics, name_of, start, states
@@ -91,6 +91,23 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     assert annotations(run_dir) == annotations(config.parent / "whole")
     assert states(run_dir)["trained"] == 60
     assert set(states(run_dir)) <= {"trained", "rolled_back"}
+
+
+def test_a_correction_that_began_goes_on_after_a_kill(config: Path, run_dir: Path) -> None:
+    differs = ("rollout.dtype=bfloat16", "stages.rl.algorithm.rollout_correction.above=1e-9")
+    whole = config.parent / "corrected"
+    finish(start(config, whole, overrides=differs))
+    # behind the checkpoint of the step in which it began
+    die_at = f"{STAGE}.record"
+    finish(start(config, run_dir, overrides=differs, die_at=die_at, call=15), -signal.SIGKILL)
+    finish(start(config, run_dir, overrides=differs, resume=True))
+    assert metrics(run_dir) == metrics(whole)
+    weighed = [
+        "mismatch/weight" in row for row in metrics(run_dir) if row["stage"] == "rl" and row["step"]
+    ]
+    assert weighed == [False, True, True, True, True]
+    told = [event["event"] for event in read_jsonl(run_dir / "events.jsonl")]
+    assert told.count("rollout_correction") == 1
 
 
 def test_a_run_killed_again_and_again_comes_to_the_same_end(

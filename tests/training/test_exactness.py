@@ -87,6 +87,22 @@ def test_an_update_finds_no_mismatch(model_path: str) -> None:
     assert stats["policy/ratio"].mean == 1.0
 
 
+def test_level_auto_beside_an_engine_that_agrees_changes_no_bit(model_path: str) -> None:
+    batch = sampled_batch(Path(model_path), deterministic=False)
+    found = []
+    for level in ("none", "auto"):
+        settings = {"rollout_correction": {"level": level}}
+        actor = make_actor(model_path, settings=settings)
+        stats = update(actor, prepared(actor, batch, 512), 512)
+        assert 0 < stats["mismatch/engine/logp_abs"].mean < 1e-4
+        assert not actor.spec.algorithm.next_state({}, stats)
+        told = {name: one for name, one in stats.items() if not name.startswith("time/")}
+        found.append((told, gradients(actor)))
+    (told, expected), (own, gradient) = found
+    assert own == told
+    assert all(torch.equal(gradient[name], one) for name, one in expected.items())
+
+
 @pytest.mark.parametrize(
     ("name", "sampler", "trainer"),
     [

@@ -6,7 +6,7 @@ Each of them is this record with a credit, a loss or advantages of its own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -63,8 +63,7 @@ def policy_gradient(
     kl_coef = settings.kl_coef if kl_in_loss else 0.0
     terms = {"kl": kl_coef > 0, "entropy": settings.entropy_coef > 0}
     correction = settings.rollout_correction
-    adapts = settings.kl_target is not None
-    spec = AlgorithmSpec(
+    return AlgorithmSpec(
         name=name,
         keep_group=bound(keep_informative_group, settings),
         credit=partial(shaped, credit=credit, overlong=settings.overlong),
@@ -82,26 +81,19 @@ def policy_gradient(
         group_size_min=settings.group_size_min,
         terms=tuple(one for one, is_used in terms.items() if is_used),
         max_staleness=0 if settings.on_policy_only else None,
-        initial_state={KL_COEF: settings.kl_coef} if adapts else {},
+        initial_state={} if settings.kl_target is None else {KL_COEF: settings.kl_coef},
+        next_state=partial(after_step, settings=settings),
     )
-    changes: list[Callable[[AlgorithmState, Stats], AlgorithmState]] = []
-    if adapts:
-        target = settings.kl_target or 0.0
-        changes.append(partial(adapted_kl, target=target, horizon=settings.kl_horizon))
-    if settings.chooses_correction:
-        changes.append(partial(next_correction, settings=correction))
-    return replace(spec, next_state=partial(after_step, changes=changes)) if changes else spec
 
 
 def after_step(
-    state: AlgorithmState,
-    stats: Stats,
-    *,
-    changes: Sequence[Callable[[AlgorithmState, Stats], AlgorithmState]],
+    state: AlgorithmState, stats: Stats, *, settings: PolicyGradientSettings
 ) -> AlgorithmState:
-    """The state after each of several changes."""
-    for change in changes:
-        state = change(state, stats)
+    """The state with the KL's coefficient and the correction for the next step."""
+    if settings.kl_target is not None:
+        state = adapted_kl(state, stats, target=settings.kl_target, horizon=settings.kl_horizon)
+    if settings.chooses_correction:
+        state = next_correction(state, stats, settings=settings.rollout_correction)
     return state
 
 

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _LIMIT = 20.0
 """Nats beyond which a ratio is no number to work with."""
 
+_ENGINE = "mismatch/engine/logp_abs"
+"""Of a policy beside ``main`` behind its name."""
 
 CORRECTED = "rollout_corrected"
 """1 in the state of an algorithm whose level ``auto`` weighs tokens."""
@@ -53,9 +55,8 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
     ratio = log_ratio(inputs)
     weight = torch.ones_like(ratio)
     stats = {}
-    level = settings.level
-    if level == "auto":
-        level = "token" if inputs.state.get(CORRECTED) else "none"
+    chosen = "token" if inputs.state.get(CORRECTED) else "none"
+    level = chosen if settings.level == "auto" else settings.level
     if level != "none":
         found = _level(ratio, inputs, level).exp()
         outside = (found > settings.cap) | (found < settings.floor)
@@ -82,28 +83,27 @@ def chosen_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> C
 def next_correction(
     state: AlgorithmState, stats: Stats, *, settings: RolloutCorrection
 ) -> AlgorithmState:
-    """The state after a step: whether level ``auto`` corrects the next one.
+    """The state after a step: whether level ``auto`` corrects from the next one on.
+
+    It never goes back, so that a mean about the bound does not switch the objective at every step;
+    the weights of an engine that agrees are 1.
 
     Args:
         state: of the step.
-        stats: of the step; one without such tokens leaves the state.
+        stats: of the step; of several policies the one that is furthest off decides.
         settings: with the bound.
     """
-    found = stats.get("mismatch/engine/logp_abs")
-    if found is None or not found.count:
+    found = [one.mean for name, one in stats.items() if name.endswith(_ENGINE) and one.count]
+    if state.get(CORRECTED) or not max(found, default=0.0) > settings.above:
         return state
-    corrects = found.mean > settings.above
-    if corrects != (CORRECTED in state):
-        logger.warning(
-            "The engine's logprobs are %.3g nats from the trainer's on average, and the bound "
-            "rollout_correction.above is %g: level='auto' weighs %s from the next step on",
-            found.mean,
-            settings.above,
-            "tokens" if corrects else "nothing",
-            extra={"event": "rollout_correction", "mean": found.mean},
-        )
-    rest = {name: value for name, value in state.items() if name != CORRECTED}
-    return rest | ({CORRECTED: 1.0} if corrects else {})
+    logger.warning(
+        "The engine's logprobs are %.3g nats from the trainer's on average, more than "
+        "rollout_correction.above=%g: level='auto' weighs tokens from the next step on",
+        max(found),
+        settings.above,
+        extra={"event": "rollout_correction", "mean": max(found)},
+    )
+    return {**state, CORRECTED: 1.0}
 
 
 def log_ratio(inputs: PolicyInputs) -> Tensor:

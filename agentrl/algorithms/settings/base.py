@@ -79,12 +79,13 @@ class RolloutCorrection(Section):
     level: Literal["auto", "none", "token", "sequence", "geometric"] = "auto"
     """What is weighted: ``token`` by its own ratio π_old / π_rollout, ``sequence`` all tokens of a
     sample by the product of their ratios, ``geometric`` by the geometric mean of them. ``auto`` is
-    ``token`` after a step whose engine computed other logprobs than the trainer (``above``), else
-    ``none``; and ``none`` where the loss compares with the sampler itself."""
+    ``none`` until a step's engine computed other logprobs than the trainer (``above``), and
+    ``token`` from the next one on; it stays ``none`` where the loss compares with the sampler
+    itself."""
     above: Annotated[float, Field(gt=0), _CHOSEN] = 0.002
     """Mean distance of the sampler's logprobs from the trainer's, nats, on the tokens of the very
-    version that a step trains (``mismatch/engine/logp_abs``), above which ``auto`` corrects the
-    next step; above 0."""
+    version that a step trains (``mismatch/engine/logp_abs``), above which ``auto`` begins to
+    correct; above 0."""
     cap: Annotated[float, Field(ge=1), _WEIGHTED] = 2.0
     """Largest weight; at least 1."""
     floor: Annotated[float, Field(ge=0, le=1), _WEIGHTED] = 0.0
@@ -107,6 +108,11 @@ class RolloutCorrection(Section):
     def is_active(self) -> bool:
         """Whether anything is corrected in every step."""
         return self.level not in ("auto", "none") or self.reject != "none"
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it was given with anything that corrects, now or later."""
+        return self.is_active or (bool(self.model_fields_set) and self.level != "none")
 
     @model_validator(mode="after")
     def _check_rejection(self) -> Self:

@@ -85,7 +85,7 @@ class PolicyGradientSettings(ReducedSettings):
 
     @model_validator(mode="after")
     def _check_correction(self) -> Self:
-        if self.old_logprobs == "rollout" and self.rollout_correction.is_active:
+        if self.old_logprobs == "rollout" and self.rollout_correction.is_asked:
             found = self.rollout_correction
             raise self.broken(
                 "old_logprobs",
@@ -413,7 +413,7 @@ class DPPOSettings(GroupScaled):
 
     @model_validator(mode="after")
     def _check_anchor(self) -> Self:
-        if self.rollout_correction.is_active or self.old_logprobs != "auto":
+        if self.rollout_correction.is_asked or self.old_logprobs != "auto":
             raise self.broken(
                 "old_logprobs",
                 "='auto' and no rollout_correction are needed, since the loss compares with the "

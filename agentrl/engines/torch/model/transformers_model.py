@@ -268,13 +268,15 @@ def _refuse_what_cannot_be(module: Any, config: Any, *, deterministic: bool) -> 
         cause = f"it has layers of type {', '.join(other)}; served are {sorted(_LAYERS)}"
     elif module.dtype != torch.float32 and not isinstance(output, nn.Linear):
         cause = f"its output layer is {type(output).__name__}, not Linear"
-    elif deterministic and any(getattr(config, name, 0) for name in _EXPERTS):
-        cause = (
-            "EnginePlace.deterministic needs forward passes of fixed shapes, but its tokens are "
-            "shared out among experts"
-        )
     if cause:
         raise unserved(config.model_type, cause)
+    if deterministic and any(getattr(config, name, 0) for name in _EXPERTS):
+        raise EngineError(
+            "EnginePlace.deterministic needs forward passes of fixed shapes, which a mixture of "
+            f"experts has not (its tokens are shared out among them), got {config.model_type!r}; "
+            "choose a dense model, or set EnginePlace.deterministic=false",
+            retryable=False,
+        )
 
 
 def _positions(config: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from agentrl.types.arrays import F32, I32, AnyArray, frozen_floats, frozen_ints
-from agentrl.types.routing import Experts, check_record, recorded, unrecorded_rows
+from agentrl.types.routing import Experts, check_record, unrecorded_rows
 
 _NO_SIDE: Mapping[str, AnyArray] = MappingProxyType({})
 _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
@@ -164,16 +164,13 @@ def alternatives_side(ids: I32, logprobs: F32) -> Mapping[str, AnyArray]:
         return {ALTERNATIVE_IDS: ids, ALTERNATIVE_LOGPROBS: logprobs.astype(np.float16)}
 
 
-def share_experts(segments: Iterable[Segment], record: Experts) -> tuple[Segment, ...]:
+def share_experts(segments: Sequence[Segment], record: Experts) -> tuple[Segment, ...]:
     """The segments, each with its part of a record that begins with the first of them; tokens
     behind the record's end have none."""
-    given = []
-    for segment in segments:
-        part, record = record[: len(segment)], record[len(segment) :]
-        rest = unrecorded_rows(len(segment) - len(part), record.shape[1:], record.dtype)
-        whole = np.concatenate([part, rest]) if rest.size else part
-        given.append(segment.with_experts(whole) if recorded(whole).any() else segment)
-    return tuple(given)
+    ends = np.cumsum([len(segment) for segment in segments])
+    behind = unrecorded_rows(ends[-1] - len(record), record.shape[1:], record.dtype)
+    parts = np.split(np.concatenate([record, behind]), ends[:-1])
+    return tuple(map(Segment.with_experts, segments, parts))
 
 
 def concat_ids(segments: Iterable[Segment], after: I32 = _NO_IDS) -> I32:

@@ -201,11 +201,12 @@ def logprobs_in_order(actor: Actor, batch: Batch) -> np.ndarray:
 
 
 def test_an_engine_in_bfloat16_is_met_with_its_own_experts(tmp_path: Path) -> None:
-    router_replay.build_model(str(tmp_path))
-    found = router_replay.compared(tmp_path, samples=8, new_tokens=24)
+    # router logits as far apart as Qwen3-30B-A3B's: the benchmark says why, and has other models
+    router_replay.build_model(str(tmp_path), init=router_replay.SPREAD, num_demonstrations=100)
+    found = router_replay.compared(tmp_path)
     assert found["off"].differ > 0
     assert found["rollout"].differ == 0
-    assert found["rollout"].logp_abs < found["off"].logp_abs
+    assert found["rollout"].logp_abs <= found["off"].logp_abs / 2
 
 
 def test_a_reference_routes_itself(mixture: str) -> None:
@@ -224,5 +225,5 @@ def test_a_dense_model_has_nothing_to_replay(model_path: str) -> None:
 def test_a_batch_without_records_tells_nothing(mixture: str) -> None:
     batch = make_batch()
     assert batch.num_unrecorded == 0
-    with pytest.raises(ValueError, match=r"batch\.routed_experts must have 112 rows, got 3"):
+    with pytest.raises(ValueError, match=r"routed_experts must have shape \(112, 2, 2\), got \(3"):
         replace(batch, routed_experts=SHAPE.unrecorded(3))

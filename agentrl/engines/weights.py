@@ -60,7 +60,8 @@ def read_config(model: str | Path) -> Mapping[str, Any]:
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
-    """Of each mixture of a text model's configuration; 0 for a dense one."""
+    """Of each mixture of a model's configuration; 0 for a dense one."""
+    config = config.get("text_config") or config
     return next((int(config[name]) for name in _EXPERTS if config.get(name)), 0)
 
 

@@ -18,6 +18,7 @@ from agentrl.training.data.packing import WHOLE, Cut, Packed, PackedMicroBatches
 from agentrl.types import Batch, BatchShard, RoutingShape
 from agentrl.types.batch import token_rows
 from agentrl.types.routing import recorded
+from agentrl.weight_sync.verify import trainer_reference
 from benchmarks import router_replay
 from tests.tiny_models import write_family
 from tests.training.harness import (
@@ -207,6 +208,12 @@ def test_an_engine_in_bfloat16_is_met_with_its_own_experts(tmp_path: Path) -> No
     assert found["off"].differ > 0
     assert found["rollout"].differ == 0
     assert found["rollout"].logp_abs <= found["off"].logp_abs / 2
+
+
+def test_a_probe_tells_that_its_tokens_are_routed(mixture: str, model_path: str) -> None:
+    for path, routed in ((mixture, True), (model_path, False)):
+        actor = actor_of(path, replays=False)
+        assert trainer_reference(actor, "bfloat16", {}).probe.routed == routed
 
 
 def test_a_reference_routes_itself(mixture: str) -> None:

@@ -5,11 +5,12 @@ A tiny Qwen3-MoE samples in bfloat16, and is trained in float32. First the logpr
 compared once (``--only mismatch``). Then the code example is learned by such a model with
 ``train.router_replay`` off and on, from one warm-up a seed (``--only learning``).
 
-What replay is worth depends on how far apart a model's weights are: in a tiny one that begins with
-small weights, experts do little, and most of the difference is the rounding of all else. A router
-of width d sees hidden states whose root mean square is 1, so its logits' standard deviation is
-``initializer_range`` · √d. Of Qwen3-30B-A3B's config.json it is .02 · √2048 = .91. The comparison
-is held to a half in a model of that spread, and reported for others.
+What replay is worth depends on how large a model's weights are: where they are small, experts do
+little, and most of the difference is the rounding of all else. A router of width d sees hidden
+states whose root mean square is 1, so its logits' standard deviation is ``initializer_range`` · √d.
+Of Qwen3-30B-A3B's config.json it is .02 · √2048 = .91. The comparison is held to a half in a model
+of that spread, and reported for others. Fewer than a thousand tokens are too few: a tenth of them
+change experts, and the ratio is theirs.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ Qwen3-30B-A3B's."""
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "router logits as Qwen3-30B-A3B's": {"init": SPREAD},
     "the same, 8 of 64 experts": {"init": SPREAD, "experts": 64, "top_k": 8},
-    "as tiny models begin": {},
+    "initializer_range .05, as tiny models begin": {},
+    "initializer_range .02 at this width": {"init": 0.02},
 }
 HELD = "router logits as Qwen3-30B-A3B's"
 

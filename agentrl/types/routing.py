@@ -8,7 +8,6 @@ Axes: n tokens, L layers with experts, k experts of a token in a layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,8 +21,6 @@ Number: TypeAlias = np.unsignedinteger[Any]
 
 Experts: TypeAlias = npt.NDArray[Number]
 """A record ``[n, L, k]``."""
-
-_KINDS: tuple[np.dtype[Number], ...] = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +40,14 @@ class RoutingShape:
     @property
     def dtype(self) -> np.dtype[Number]:
         """Of a record: a byte, unless all its numbers are taken."""
-        return _KINDS[self.experts > np.iinfo(np.uint8).max]
+        return np.dtype(np.uint16 if self.experts > np.iinfo(np.uint8).max else np.uint8)
 
     def unrecorded(self, tokens: int) -> Experts:
         """``[tokens, L, k]`` of tokens whose experts nobody told."""
-        return unrecorded_rows(tokens, (self.layers, self.top_k), self.dtype)
+        rows: Experts = np.full(
+            (tokens, self.layers, self.top_k), np.iinfo(self.dtype).max, self.dtype
+        )
+        return rows
 
     def fault(self, record: Experts) -> str:
         """How a record is not one of this model's; empty for one that is."""
@@ -70,25 +70,6 @@ def recorded(record: Experts) -> Bools:
     """``[n]`` whether a token's experts are known."""
     known: Bools = (record != np.iinfo(record.dtype).max).any((1, 2))
     return known
-
-
-def unrecorded_rows(tokens: int, shape: Sequence[int], dtype: np.dtype[Number]) -> Experts:
-    """``[tokens, *shape]`` of tokens whose experts nobody told."""
-    rows: Experts = np.full((tokens, *shape), np.iinfo(dtype).max, dtype)
-    return rows
-
-
-def check_record(record: Experts) -> None:
-    """Refuses what is no record of any model.
-
-    Raises:
-        ValueError: another dtype or number of dimensions, or no expert a token.
-    """
-    if record.dtype not in _KINDS or record.ndim != 3 or not all(record.shape[1:]):
-        raise ValueError(
-            "routed experts must be uint8 or uint16 of shape [tokens, layers, k], got "
-            f"{record.dtype} of shape {record.shape}"
-        )
 
 
 def row_numbers(ids: I32, record: Experts) -> I32:

@@ -29,6 +29,7 @@ from tests.training.harness import (
     make_siblings,
     update,
     update_shards,
+    with_experts,
 )
 from tests.training.test_shared_prefixes import whole_shard
 
@@ -40,16 +41,6 @@ CPU = torch.device("cpu")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("mixture")
     return str(write_family(folder, "qwen3_moe", vocab_size=VOCAB))
-
-
-def with_experts(batch: Batch, shape: RoutingShape = SHAPE, seed: int = 0) -> Batch:
-    """Any experts, the same for equal tokens at equal places; every seventh token has none."""
-    places = np.concatenate([np.arange(size) for size in batch.lengths])
-    rng = np.random.default_rng(seed)
-    table = np.argsort(rng.random((997, shape.layers, shape.experts)))[..., : shape.top_k]
-    record: Any = table[(31 * places + batch.token_ids) % 997].astype(shape.dtype)
-    record[places % 7 == 6] = np.iinfo(shape.dtype).max
-    return replace(batch, routed_experts=record)
 
 
 def all_wanted(batch: Batch) -> Batch:
@@ -83,7 +74,7 @@ def assert_own_experts(shard: BatchShard, packed: Packed, part: int = 0) -> None
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_tokens_experts_lie_with_it(micro_batch_tokens: int, share: bool, parts: int) -> None:
-    batch = with_experts(all_wanted(make_siblings(16)))
+    batch = with_experts(all_wanted(make_siblings(16)), SHAPE)
     shard = whole_shard(batch, micro_batch_tokens)
     bare = whole_shard(replace(batch, routed_experts=None), micro_batch_tokens)
     for part in range(parts):
@@ -97,14 +88,14 @@ def test_a_tokens_experts_lie_with_it(micro_batch_tokens: int, share: bool, part
 
 
 def test_padding_routes_itself() -> None:
-    shard = whole_shard(with_experts(all_wanted(make_siblings())))
+    shard = whole_shard(with_experts(all_wanted(make_siblings()), SHAPE))
     (packed,) = rows(shard, length_of=lambda tokens: tokens + 5)
     assert_own_experts(shard, packed)
     assert (packed.experts[-5:] == -1).all()
 
 
 def test_what_other_experts_computed_is_not_shared() -> None:
-    batch = with_experts(all_wanted(make_siblings(16)))
+    batch = with_experts(all_wanted(make_siblings(16)), SHAPE)
     assert batch.routed_experts is not None
     apart = batch.routed_experts.copy()
     # one sibling's prompt was computed elsewhere, and routed otherwise from its fifth token on
@@ -144,7 +135,7 @@ def used(actor: Actor, batch: Batch) -> np.ndarray:
 
 
 def test_every_forward_of_the_actor_goes_through_the_given_experts(mixture: str) -> None:
-    batch = with_experts(make_siblings())
+    batch = with_experts(make_siblings(), SHAPE)
     free, replaying = actor_of(mixture, replays=False), actor_of(mixture, replays=True)
     own = logprobs(free, batch)
     itself = used(free, batch)
@@ -170,7 +161,7 @@ def test_every_forward_of_the_actor_goes_through_the_given_experts(mixture: str)
 
 @pytest.mark.parametrize("spec", [{}, {"gradient_checkpointing": True}], ids=["kept", "recomputed"])
 def test_gates_are_the_actors_and_learn(mixture: str, spec: dict[str, Any]) -> None:
-    batch = with_experts(make_siblings())
+    batch = with_experts(make_siblings(), SHAPE)
     actor = actor_of(mixture, replays=True, **spec)
     batch = batch.join({"old_logprobs": logprobs_in_order(actor, batch)})
     batch = batch.join({"advantages": batch.loss_mask})
@@ -219,7 +210,7 @@ def test_a_probe_tells_that_its_tokens_are_routed(mixture: str, model_path: str)
 def test_a_reference_routes_itself(mixture: str) -> None:
     actor_of(mixture, replays=False)  # joins a process group
     reference = Reference(ReferenceSpec(mixture), DistSpec())
-    batch = with_experts(make_siblings())
+    batch = with_experts(make_siblings(), SHAPE)
     plain = replace(batch, routed_experts=None)
     assert logprobs(reference, batch).tolist() == logprobs(reference, plain).tolist()
 

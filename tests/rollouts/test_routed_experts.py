@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agentrl.controller.checkpoints.saved_groups import read_groups, write_groups
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec
 from agentrl.errors import DataError, TokenMismatchError
@@ -81,6 +83,7 @@ async def test_every_token_of_an_episode_has_its_own(rewrites: bool) -> None:
         assert (own[:-1] == experts_of(batch.token_ids[first:end])[:-1]).all()
         assert recorded(own).tolist() == [True] * (end - first - 1) + [False]
     assert batch.num_unrecorded == 0
+    assert batch.routed_experts.nbytes == batch.num_tokens * SHAPE.layers * SHAPE.top_k
     # samples keep their rows, and tokens without a record are counted
     last = batch.select([batch.num_samples - 1])
     assert (last.routed_experts == batch.routed_experts[batch.cu_seqlens[-2] :]).all()
@@ -97,6 +100,16 @@ async def test_the_first_of_two_turns_that_extend_one_tells_of_its_last_token() 
     first = trajectory.turns[0].completion[-1]
     assert recorded(first.routed_experts).all()
     assert recorded(trajectory.turns[-1].completion[-1].routed_experts)[-1] == np.False_
+
+
+async def test_a_checkpoint_keeps_those_of_groups_that_wait(tmp_path: Path) -> None:
+    waiting = group(await told())
+    write_groups(tmp_path, waiting)
+    own, again = (
+        make_batch(groups, credit=np.zeros(1, np.float32), routing=SHAPE)
+        for groups in (waiting, read_groups(tmp_path))
+    )
+    assert again.routed_experts.tolist() == own.routed_experts.tolist()
 
 
 def test_a_resumed_episode_has_those_of_before_and_of_newer_weights() -> None:

@@ -20,6 +20,8 @@ from agentrl.errors import DataError
 _CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
 _BLOCKS, _BLOCK_BYTES = 8, 512
 """Of each tensor that a digest reads."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What families call the number of them."""
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
@@ -54,6 +56,12 @@ def read_config(model: str | Path) -> Mapping[str, Any]:
             f"EnginePlace.model must be a Hugging Face folder, {path} cannot be read: {error}"
         ) from error
     return config
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Of each mixture of a model's configuration; 0 for a dense one."""
+    config = config.get("text_config") or config
+    return next((int(config[name]) for name in _EXPERTS if config.get(name)), 0)
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -32,7 +32,7 @@ from agentrl.types import (
     share_experts,
 )
 from agentrl.types.clock import EpochClock, WaitClock
-from agentrl.types.routing import recorded, unrecorded_rows
+from agentrl.types.routing import recorded
 
 STATE = "state"
 """The key of ``Observation.info`` by which an environment names its state."""
@@ -223,17 +223,14 @@ class TrajectoryBuilder:
     ) -> tuple[Segment, ...]:
         """The segments of a turn with their experts. Its parent's last token was read in this call
         alone; of several turns that extend it, the first tells."""
-        if parent is None:
-            return share_experts(added, record)
-        *others, last = self.turns[parent].completion
-        known = last.routed_experts
-        if known is None:
-            known = unrecorded_rows(len(last), record.shape[1:], record.dtype)
-        if not recorded(known[-1:]).all():
-            whole = last.with_experts(np.concatenate([known[:-1], record[:1]]))
-            completion = (*others, whole)
-            self.turns[parent] = replace(self.turns[parent], completion=completion)
-        return share_experts(added, record[1:])
+        if parent is not None:
+            *others, last = self.turns[parent].completion
+            known = last.routed_experts
+            if known is not None and not recorded(known[-1:]).all():
+                last = last.with_experts(np.concatenate([known[:-1], record[:1]]))
+                self.turns[parent] = replace(self.turns[parent], completion=(*others, last))
+            record = record[1:]
+        return share_experts(added, record)
 
     def add_step(
         self, result: StepResult, began_at: float, seconds: float, waits: WaitClock

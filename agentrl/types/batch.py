@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.types.arrays import F32, F64, I32, I64, U64, AnyArray, Bools, Floats
-from agentrl.types.routing import Experts, recorded, row_keys
+from agentrl.types.routing import Experts, recorded, row_numbers
 from agentrl.types.segment import MediaSpan, SegmentKind
 
 Media: TypeAlias = npt.NDArray[np.void]
@@ -24,7 +24,7 @@ _MEDIA = np.dtype([("start", np.int64), ("num_tokens", np.int64), ("sha256", "U6
 
 _LATER = ("old_logprobs", "ref_logprobs", "values", "final_values", "advantages", "returns")
 _AT_ROLLOUT = ("token_ids", "kind", "loss_mask", "rollout_logprobs", "policy_versions")
-_TOKEN_COLUMNS = (*_AT_ROLLOUT, "turn_index", *_LATER)
+_TOKEN_COLUMNS = (*_AT_ROLLOUT, "turn_index", "routed_experts", *_LATER)
 _OF_A_CRITIC = ("values", "final_values", "returns")
 
 
@@ -99,16 +99,10 @@ class Batch:
     routed_experts: Experts | None = None
 
     def __post_init__(self) -> None:
-        if self.routed_experts is not None and len(self.routed_experts) != self.num_tokens:
-            raise ValueError(
-                f"batch.routed_experts must have {self.num_tokens} rows, got "
-                f"{len(self.routed_experts)}"
-            )
         for name, column in self.token_columns().items():
-            if column.shape != (self.num_tokens,):
-                raise ValueError(
-                    f"batch.{name} must have shape ({self.num_tokens},), got {column.shape}"
-                )
+            of_token = column.shape[1:] if name == "routed_experts" else ()
+            if column.shape != (shape := (self.num_tokens, *of_token)):
+                raise ValueError(f"batch.{name} must have shape {shape}, got {column.shape}")
         if self.cu_seqlens[0] != 0 or self.cu_seqlens[-1] != self.num_tokens:
             raise ValueError(
                 f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got "
@@ -165,7 +159,7 @@ class Batch:
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def token_columns(self) -> dict[str, AnyArray]:
-        """The ``[T]`` columns that are present, by name."""
+        """The columns with a row for each token that are present, by name."""
         columns = {name: getattr(self, name) for name in _TOKEN_COLUMNS} | dict(self.own)
         return {name: column for name, column in columns.items() if column is not None}
 
@@ -198,20 +192,13 @@ class Batch:
         """``[T]`` the token ids, in which each image's placeholders are its own number below 0:
         samples begin alike as far as these are equal. Equal tokens with other experts are not, and
         all have numbers of their own then."""
-        if self.routed_experts is not None:
-            return self._routed_identities(self.routed_experts)
-        if not self.media.size:
-            return self.token_ids
-        ids = self.token_ids.copy()
-        _, numbers = np.unique(self.media["sha256"], return_inverse=True)
-        for image, number in zip(self.media, numbers.tolist(), strict=True):
-            ids[image["start"] : image["start"] + image["num_tokens"]] = -1 - number
-        return ids
-
-    def _routed_identities(self, record: Experts) -> I32:
-        ids = replace(self, routed_experts=None).identities()
-        _, numbers = np.unique(row_keys(ids, record), return_inverse=True)
-        return numbers.astype(np.int32)
+        ids = self.token_ids
+        if self.media.size:
+            ids = ids.copy()
+            _, numbers = np.unique(self.media["sha256"], return_inverse=True)
+            for image, number in zip(self.media, numbers.tolist(), strict=True):
+                ids[image["start"] : image["start"] + image["num_tokens"]] = -1 - number
+        return ids if self.routed_experts is None else row_numbers(ids, self.routed_experts)
 
     @property
     def num_unrecorded(self) -> int:
@@ -237,7 +224,6 @@ class Batch:
             self,
             **columns,  # type: ignore[arg-type]
             own=own,  # type: ignore[arg-type]
-            routed_experts=None if self.routed_experts is None else self.routed_experts[index],
             media=self._moved(rows, cu_seqlens) if self.media.size else self.media,
             cu_seqlens=cu_seqlens,
             trajectory=self.trajectory[rows],

@@ -8,7 +8,6 @@ Axes: n tokens, L layers with experts, k experts of a token in a layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,8 +21,6 @@ Number: TypeAlias = np.unsignedinteger[Any]
 
 Experts: TypeAlias = npt.NDArray[Number]
 """A record ``[n, L, k]``."""
-
-_KINDS: tuple[np.dtype[Number], ...] = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +40,14 @@ class RoutingShape:
     @property
     def dtype(self) -> np.dtype[Number]:
         """Of a record: a byte, unless all its numbers are taken."""
-        return _KINDS[self.experts > np.iinfo(np.uint8).max]
+        return np.dtype(np.uint16 if self.experts > np.iinfo(np.uint8).max else np.uint8)
 
     def unrecorded(self, tokens: int) -> Experts:
         """``[tokens, L, k]`` of tokens whose experts nobody told."""
-        return unrecorded_rows(tokens, (self.layers, self.top_k), self.dtype)
+        rows: Experts = np.full(
+            (tokens, self.layers, self.top_k), np.iinfo(self.dtype).max, self.dtype
+        )
+        return rows
 
     def fault(self, record: Experts) -> str:
         """How a record is not one of this model's; empty for one that is."""
@@ -72,36 +72,10 @@ def recorded(record: Experts) -> Bools:
     return known
 
 
-def unrecorded_rows(tokens: int, shape: Sequence[int], dtype: np.dtype[Number]) -> Experts:
-    """``[tokens, *shape]`` of tokens whose experts nobody told."""
-    rows: Experts = np.full((tokens, *shape), np.iinfo(dtype).max, dtype)
-    return rows
-
-
-def check_record(record: Experts) -> None:
-    """Refuses what is no record of any model.
-
-    Raises:
-        ValueError: another dtype or number of dimensions, or no expert a token.
-    """
-    if record.dtype not in _KINDS or record.ndim != 3 or not all(record.shape[1:]):
-        raise ValueError(
-            "routed experts must be uint8 or uint16 of shape [tokens, layers, k], got "
-            f"{record.dtype} of shape {record.shape}"
-        )
-
-
-def row_keys(ids: I32, record: Experts) -> npt.NDArray[np.uint64]:
-    """``[n]`` a number of each token: equal for equal ids with equal experts, for others hardly
-    ever."""
-    width = record[:1].nbytes
-    words = np.zeros((len(record), -(-width // 8)), np.uint64)
-    words.view(np.uint8)[:, :width] = (
-        np.ascontiguousarray(record).reshape(len(record), -1).view(np.uint8)
-    )
-    keys = ids.astype(np.uint64)
-    # A hash of one column at a time, which needs no copy of all.
-    for column in words.T:
-        keys = (keys ^ column) * np.uint64(0x9E3779B97F4A7C15)
-        keys ^= keys >> np.uint64(29)
-    return keys
+def row_numbers(ids: I32, record: Experts) -> I32:
+    """``[n]`` a number of each token: equal for equal ids with equal experts alone."""
+    parts = [ids[:, None].view(np.uint8), record.reshape(len(record), -1).view(np.uint8)]
+    numbers: dict[bytes, int] = {}
+    rows = map(np.ndarray.tobytes, np.concatenate(parts, 1))
+    found = [numbers.setdefault(row, len(numbers)) for row in rows]
+    return np.asarray(found, np.int32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from agentrl.types.arrays import F32, I32, AnyArray, frozen_floats, frozen_ints
-from agentrl.types.routing import Experts, check_record, recorded, unrecorded_rows
+from agentrl.types.routing import Experts
 
 _NO_SIDE: Mapping[str, AnyArray] = MappingProxyType({})
 _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
@@ -66,7 +66,7 @@ class Segment:
 
     Raises:
         ValueError: logprobs or version missing on POLICY or present elsewhere; lengths differ; a
-            logprob is NaN or above 0 by more than rounding; routed experts of another form.
+            logprob is NaN or above 0 by more than rounding.
     """
 
     kind: SegmentKind
@@ -101,8 +101,6 @@ class Segment:
                     f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} "
                     f"tokens"
                 )
-        if (record := self.routed_experts) is not None:
-            check_record(record)
         for span in self.media:
             if not 0 <= span.start < span.start + span.num_tokens <= self.token_ids.size:
                 raise ValueError(
@@ -164,16 +162,13 @@ def alternatives_side(ids: I32, logprobs: F32) -> Mapping[str, AnyArray]:
         return {ALTERNATIVE_IDS: ids, ALTERNATIVE_LOGPROBS: logprobs.astype(np.float16)}
 
 
-def share_experts(segments: Iterable[Segment], record: Experts) -> tuple[Segment, ...]:
+def share_experts(segments: Sequence[Segment], record: Experts) -> tuple[Segment, ...]:
     """The segments, each with its part of a record that begins with the first of them; tokens
     behind the record's end have none."""
-    given = []
-    for segment in segments:
-        part, record = record[: len(segment)], record[len(segment) :]
-        rest = unrecorded_rows(len(segment) - len(part), record.shape[1:], record.dtype)
-        whole = np.concatenate([part, rest]) if rest.size else part
-        given.append(segment.with_experts(whole) if recorded(whole).any() else segment)
-    return tuple(given)
+    ends = np.cumsum([len(segment) for segment in segments])
+    behind = ((0, ends[-1] - len(record)), (0, 0), (0, 0))
+    whole = np.pad(record, behind, constant_values=np.iinfo(record.dtype).max)
+    return tuple(map(Segment.with_experts, segments, np.split(whole, ends[:-1])))
 
 
 def concat_ids(segments: Iterable[Segment], after: I32 = _NO_IDS) -> I32:

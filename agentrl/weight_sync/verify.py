@@ -18,6 +18,7 @@ import numpy as np
 
 from agentrl.engines import EngineControl, ServedDtype
 from agentrl.engines.probe import Probe, ProbeNoise, probe_ids
+from agentrl.engines.weights import num_experts, read_config
 from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.rollouts.batching import make_batch
 from agentrl.types import (
@@ -65,7 +66,8 @@ def trainer_reference(
     if not np.isfinite(column[1:]).all():
         # on every rank alike
         raise TrainingError(_not_finite(actor, dtype))
-    return TrainerReference(checksum, Probe(ids, column[1:].astype(np.float32)))
+    routed = bool(num_experts(read_config(actor.spec.model_path)))
+    return TrainerReference(checksum, Probe(ids, column[1:].astype(np.float32), routed))
 
 
 def _not_finite(actor: Actor, dtype: ServedDtype) -> str:

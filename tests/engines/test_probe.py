@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,18 @@ def test_a_later_comparison_is_held_to_the_first(first: float, later: float, agr
     assert (noise.difference("server 0", OWN, scores(later), "bfloat16") == "") == agrees
     # another server has a first comparison of its own
     assert noise.difference("server 1", OWN, scores(0.19), "bfloat16") == ""
+
+
+def test_a_mixture_may_send_other_tokens_elsewhere_each_time() -> None:
+    routed = replace(OWN, routed=True)
+    noise = ProbeNoise()
+    for distance in (0.03, 0.8):
+        assert noise.difference("server 0", routed, scores(distance), "bfloat16") == ""
+    assert "at most 0.85 is rounding" in noise.difference(
+        "server 0", routed, scores(0.9), "bfloat16"
+    )
+    # in float32 no two experts are so near to each other
+    assert noise.difference("server 0", routed, scores(0.006), "float32")
 
 
 def test_rounding_grows_with_the_logprobs() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agentrl.controller.checkpoints.saved_groups import read_groups, write_groups
 from agentrl.engines.scripted import ScriptedEngine
+from agentrl.envs import EnvSpec
 from agentrl.errors import DataError, TokenMismatchError
-from agentrl.rollouts import assert_token_consistency, make_batch
+from agentrl.rollouts import EpisodeRunner, GroupRequest, assert_token_consistency, make_batch
 from agentrl.types import (
     Completion,
     EngineInfo,
@@ -22,14 +27,24 @@ from agentrl.types import (
     concat_ids,
 )
 from agentrl.types.routing import recorded
-from tests.rollouts.bytewise import MODEL_VOCAB, TASK, BytewiseRenderer, add, call, play, say
+from tests.rollouts.bytewise import (
+    MODEL_VOCAB,
+    TASK,
+    BytewiseRenderer,
+    add,
+    call,
+    play,
+    rollout_spec,
+    say,
+)
+from tests.rollouts.test_snapshots import Counts, Gate, collect, words
 
 SHAPE = RoutingShape(layers=2, experts=200, top_k=2)
 
 
-def experts_of(ids: np.ndarray) -> Any:
-    """Other ones for each token and place of a sequence."""
-    first = (7 * np.arange(ids.size) + ids) % 99
+def experts_of(ids: np.ndarray, version: int = 0) -> Any:
+    """Other ones for each token and place of a sequence, and for each version of the weights."""
+    first = (7 * np.arange(ids.size) + ids + version) % 99
     layer = np.stack([first, first + 100], 1)
     return np.stack([layer, layer[:, ::-1]], 1).astype(np.uint8)
 
@@ -43,7 +58,8 @@ class TellingEngine(ScriptedEngine):
     async def generate(self, request: GenerateRequest) -> Completion:
         completion = await super().generate(request)
         ids = concat_ids(completion.segments, after=request.token_ids)
-        return replace(completion, routed_experts=experts_of(ids)[request.experts_from : -1])
+        record = experts_of(ids, completion.segments[0].policy_version or 0)
+        return replace(completion, routed_experts=record[request.experts_from : -1])
 
 
 async def told(**settings: Any) -> Trajectory:
@@ -67,6 +83,7 @@ async def test_every_token_of_an_episode_has_its_own(rewrites: bool) -> None:
         assert (own[:-1] == experts_of(batch.token_ids[first:end])[:-1]).all()
         assert recorded(own).tolist() == [True] * (end - first - 1) + [False]
     assert batch.num_unrecorded == 0
+    assert batch.routed_experts.nbytes == batch.num_tokens * SHAPE.layers * SHAPE.top_k
     # samples keep their rows, and tokens without a record are counted
     last = batch.select([batch.num_samples - 1])
     assert (last.routed_experts == batch.routed_experts[batch.cu_seqlens[-2] :]).all()
@@ -83,6 +100,47 @@ async def test_the_first_of_two_turns_that_extend_one_tells_of_its_last_token() 
     first = trajectory.turns[0].completion[-1]
     assert recorded(first.routed_experts).all()
     assert recorded(trajectory.turns[-1].completion[-1].routed_experts)[-1] == np.False_
+
+
+async def test_a_checkpoint_keeps_those_of_groups_that_wait(tmp_path: Path) -> None:
+    waiting = group(await told())
+    write_groups(tmp_path, waiting)
+    own, again = (
+        make_batch(groups, credit=np.zeros(1, np.float32), routing=SHAPE)
+        for groups in (waiting, read_groups(tmp_path))
+    )
+    assert again.routed_experts.tolist() == own.routed_experts.tolist()
+
+
+def test_a_resumed_episode_has_those_of_before_and_of_newer_weights() -> None:
+    spec = replace(rollout_spec(env=EnvSpec(Counts)), save_episode_state=True)
+    gate = Gate(2)
+    with closing(EpisodeRunner(spec, telling(latency=gate))) as runner:
+        runner.submit([GroupRequest(3, TASK, 1)])
+        gate.wait_for(1)
+        (saved,) = pickle.loads(pickle.dumps(runner.in_flight()))
+        runner.cancel([3])
+        collect(runner)
+    engine = telling()
+    engine.pause("retract")
+    engine.begin_update(5).commit()
+    engine.resume()
+    with closing(EpisodeRunner(spec, engine)) as runner:
+        runner.submit([GroupRequest(3, TASK, 1, saved=saved)])
+        outcome = collect(runner)
+    assert outcome.group.trajectories[0].policy_versions == (0, 0, 5, 5)
+    batch = make_batch([outcome.group], credit=np.zeros(1, np.float32), routing=SHAPE)
+    assert (batch.num_samples, batch.num_unrecorded) == (1, 0)
+    # the last token that the older weights sampled was read by the newer ones
+    read = int(np.flatnonzero(batch.policy_versions == 0)[-1])
+    ids, record = batch.token_ids, batch.routed_experts
+    assert record is not None
+    assert (record[:read] == experts_of(ids)[:read]).all()
+    assert (record[read:-1] == experts_of(ids, 5)[read:-1]).all()
+
+
+def telling(**settings: Any) -> TellingEngine:
+    return TellingEngine(words, vocab_size=MODEL_VOCAB, **settings)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,6 @@ def test_a_stored_run_replays_what_it_kept_and_counts_the_rest(run: Path, tmp_pa
 def test_what_has_no_experts_of_its_own_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"router_replay='rollout' needs a mixture of experts"):
         train(tmp_path, *MIXTURE, f"model.build={tiny_task.__file__}:build_model", name="dense")
-    own = (f"model.build={HERE}:build_deeper", f"run.replay={run}", "stages.rl.train.steps=1")
+    own = (f"model.build={HERE}:build_deeper", f"run.replay={run}", "stages.rl.steps=1")
     with pytest.raises(DataError, match="has the experts of another model"):
         train(tmp_path, *MIXTURE, *own, text=CONFIG, name="deeper")

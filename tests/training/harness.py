@@ -27,7 +27,7 @@ from agentrl.training import (
 )
 from agentrl.training.data.partition import partition
 from agentrl.training.data.prefix_tree import PrefixOrder
-from agentrl.types import Batch, BatchShard, SegmentKind, UpdateStats
+from agentrl.types import Batch, BatchShard, RoutingShape, SegmentKind, UpdateStats
 from tests.tiny_models import write_qwen3
 
 VOCAB = 96
@@ -94,6 +94,16 @@ def make_siblings(shared: int = 6) -> Batch:
         ids[start + shared] = 60 + row
         kind[start : start + shared], mask[start : start + shared] = SegmentKind.PROMPT, 0
     return replace(batch, token_ids=ids, kind=kind, loss_mask=mask)
+
+
+def with_experts(batch: Batch, shape: RoutingShape, seed: int = 0) -> Batch:
+    """Any experts, the same for equal tokens at equal places; every seventh token has none."""
+    places = np.concatenate([np.arange(size) for size in batch.lengths])
+    rng = np.random.default_rng(seed)
+    table = np.argsort(rng.random((997, shape.layers, shape.experts)))[..., : shape.top_k]
+    record: Any = table[(31 * places + batch.token_ids) % 997].astype(shape.dtype)
+    record[places % 7 == 6] = np.iinfo(shape.dtype).max
+    return replace(batch, routed_experts=record)
 
 
 def prefixes(batch: Batch) -> PrefixOrder:

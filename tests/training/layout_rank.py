@@ -43,8 +43,8 @@ from agentrl.training.fsdp.weights import whole_tensor
 from agentrl.training.parallel import tensor_parallel
 from agentrl.training.parallel.process_group import FULL, Sharding
 from agentrl.training.roles.learner import LearningRole
-from agentrl.types import Batch, Stats
-from tests.training.harness import layout, make_batch, make_siblings, prefixes
+from agentrl.types import Batch, RoutingShape, Stats
+from tests.training.harness import layout, make_batch, make_siblings, prefixes, with_experts
 
 FROZEN = OptimSpec(lr=0.0, betas=(0.0, 0.0), clip_grad_norm=None)
 """AdamW whose first moment is the gradient itself, and which moves nothing."""
@@ -80,6 +80,11 @@ class Layout:
     def is_trained(self) -> bool:
         """Whether some steps are taken, too."""
         return self.algorithms[0] == "grpo" and self.dtype == "float64"
+
+    @property
+    def routing(self) -> RoutingShape | None:
+        """Of a model whose tokens go through given experts; siblings have some given."""
+        return RoutingShape(2, 4, 2) if self.model in ("experts", "mixtral") else None
 
     @property
     def moving(self) -> OptimSpec:
@@ -232,12 +237,15 @@ def compared(models: Path, own: Layout, ranks: Ranks) -> Iterator[tuple[str, dic
                 stats = ranks.update(learner, batch, micro, pairs=True)
                 yield f"{name} {micro}", {"stats": stats, "gradients": gradients(learner)}
             continue
-        actor = Actor(ActorSpec(path, algorithm, **spec), ranks.place)
+        replays = own.routing is not None
+        actor = Actor(ActorSpec(path, algorithm, replays_routing=replays, **spec), ranks.place)
         critic = None
         if name == "ppo":
             critic = Critic(CriticSpec(path, algorithm, head_seed=5, **spec), ranks.place)
         for kind, micro in own.cases:
             batch = BATCHES[kind]()
+            if own.routing is not None and kind == "siblings":
+                batch = with_experts(batch, own.routing)
             rng = np.random.default_rng(4)
             reference = (-4 + rng.normal(size=batch.num_tokens)) * batch.loss_mask
             batch = batch.join({"ref_logprobs": reference.astype(np.float32)})

@@ -18,6 +18,7 @@ from agentrl.training.data.packing import WHOLE, Cut, Packed, PackedMicroBatches
 from agentrl.types import Batch, BatchShard, RoutingShape
 from agentrl.types.batch import token_rows
 from agentrl.types.routing import recorded
+from agentrl.weight_sync.verify import trainer_reference
 from benchmarks import router_replay
 from tests.tiny_models import write_family
 from tests.training.harness import (
@@ -28,6 +29,7 @@ from tests.training.harness import (
     make_siblings,
     update,
     update_shards,
+    with_experts,
 )
 from tests.training.test_shared_prefixes import whole_shard
 
@@ -39,16 +41,6 @@ CPU = torch.device("cpu")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("mixture")
     return str(write_family(folder, "qwen3_moe", vocab_size=VOCAB))
-
-
-def with_experts(batch: Batch, shape: RoutingShape = SHAPE, seed: int = 0) -> Batch:
-    """Any experts, the same for equal tokens at equal places; every seventh token has none."""
-    places = np.concatenate([np.arange(size) for size in batch.lengths])
-    rng = np.random.default_rng(seed)
-    table = np.argsort(rng.random((997, shape.layers, shape.experts)))[..., : shape.top_k]
-    record: Any = table[(31 * places + batch.token_ids) % 997].astype(shape.dtype)
-    record[places % 7 == 6] = np.iinfo(shape.dtype).max
-    return replace(batch, routed_experts=record)
 
 
 def all_wanted(batch: Batch) -> Batch:
@@ -82,7 +74,7 @@ def assert_own_experts(shard: BatchShard, packed: Packed, part: int = 0) -> None
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_tokens_experts_lie_with_it(micro_batch_tokens: int, share: bool, parts: int) -> None:
-    batch = with_experts(all_wanted(make_siblings(16)))
+    batch = with_experts(all_wanted(make_siblings(16)), SHAPE)
     shard = whole_shard(batch, micro_batch_tokens)
     bare = whole_shard(replace(batch, routed_experts=None), micro_batch_tokens)
     for part in range(parts):
@@ -96,14 +88,14 @@ def test_a_tokens_experts_lie_with_it(micro_batch_tokens: int, share: bool, part
 
 
 def test_padding_routes_itself() -> None:
-    shard = whole_shard(with_experts(all_wanted(make_siblings())))
+    shard = whole_shard(with_experts(all_wanted(make_siblings()), SHAPE))
     (packed,) = rows(shard, length_of=lambda tokens: tokens + 5)
     assert_own_experts(shard, packed)
     assert (packed.experts[-5:] == -1).all()
 
 
 def test_what_other_experts_computed_is_not_shared() -> None:
-    batch = with_experts(all_wanted(make_siblings(16)))
+    batch = with_experts(all_wanted(make_siblings(16)), SHAPE)
     assert batch.routed_experts is not None
     apart = batch.routed_experts.copy()
     # one sibling's prompt was computed elsewhere, and routed otherwise from its fifth token on
@@ -143,7 +135,7 @@ def used(actor: Actor, batch: Batch) -> np.ndarray:
 
 
 def test_every_forward_of_the_actor_goes_through_the_given_experts(mixture: str) -> None:
-    batch = with_experts(make_siblings())
+    batch = with_experts(make_siblings(), SHAPE)
     free, replaying = actor_of(mixture, replays=False), actor_of(mixture, replays=True)
     own = logprobs(free, batch)
     itself = used(free, batch)
@@ -169,7 +161,7 @@ def test_every_forward_of_the_actor_goes_through_the_given_experts(mixture: str)
 
 @pytest.mark.parametrize("spec", [{}, {"gradient_checkpointing": True}], ids=["kept", "recomputed"])
 def test_gates_are_the_actors_and_learn(mixture: str, spec: dict[str, Any]) -> None:
-    batch = with_experts(make_siblings())
+    batch = with_experts(make_siblings(), SHAPE)
     actor = actor_of(mixture, replays=True, **spec)
     batch = batch.join({"old_logprobs": logprobs_in_order(actor, batch)})
     batch = batch.join({"advantages": batch.loss_mask})
@@ -201,17 +193,24 @@ def logprobs_in_order(actor: Actor, batch: Batch) -> np.ndarray:
 
 
 def test_an_engine_in_bfloat16_is_met_with_its_own_experts(tmp_path: Path) -> None:
-    router_replay.build_model(str(tmp_path))
-    found = router_replay.compared(tmp_path, samples=8, new_tokens=24)
+    # router logits as far apart as Qwen3-30B-A3B's: the benchmark says why, and has other models
+    router_replay.build_model(str(tmp_path), init=router_replay.SPREAD, num_demonstrations=100)
+    found = router_replay.compared(tmp_path)
     assert found["off"].differ > 0
     assert found["rollout"].differ == 0
-    assert found["rollout"].logp_abs < found["off"].logp_abs
+    assert found["rollout"].logp_abs <= found["off"].logp_abs / 2
+
+
+def test_a_probe_tells_that_its_tokens_are_routed(mixture: str, model_path: str) -> None:
+    for path, routed in ((mixture, True), (model_path, False)):
+        actor = actor_of(path, replays=False)
+        assert trainer_reference(actor, "bfloat16", {}).probe.routed == routed
 
 
 def test_a_reference_routes_itself(mixture: str) -> None:
     actor_of(mixture, replays=False)  # joins a process group
     reference = Reference(ReferenceSpec(mixture), DistSpec())
-    batch = with_experts(make_siblings())
+    batch = with_experts(make_siblings(), SHAPE)
     plain = replace(batch, routed_experts=None)
     assert logprobs(reference, batch).tolist() == logprobs(reference, plain).tolist()
 
@@ -224,5 +223,5 @@ def test_a_dense_model_has_nothing_to_replay(model_path: str) -> None:
 def test_a_batch_without_records_tells_nothing(mixture: str) -> None:
     batch = make_batch()
     assert batch.num_unrecorded == 0
-    with pytest.raises(ValueError, match=r"batch\.routed_experts must have 112 rows, got 3"):
+    with pytest.raises(ValueError, match=r"routed_experts must have shape \(112, 2, 2\), got \(3"):
         replace(batch, routed_experts=SHAPE.unrecorded(3))

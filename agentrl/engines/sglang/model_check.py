@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.engines.base import EnginePlace
 from agentrl.engines.tensor_parallel import FUSED, Shards, tensor_parallel_shards
-from agentrl.engines.weights import read_config, tensor_shapes
+from agentrl.engines.weights import num_experts, read_config, tensor_shapes
 from agentrl.errors import DataError
 
 SPARE_POSITIONS = 8
@@ -127,9 +127,8 @@ def part_names(served: str, config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     if ends := [end for end in _STACKS if served.endswith(f".{end}")]:
         prefix = served.rpartition(".")[0]
-        count = int(config.get("num_experts") or config.get("num_local_experts") or 0)
-        layers = _STACKS[max(ends, key=len)]
-        return tuple(f"{prefix}.{n}.{layer}.weight" for n in range(count) for layer in layers)
+        layers, numbers = _STACKS[max(ends, key=len)], range(num_experts(config))
+        return tuple(f"{prefix}.{n}.{layer}.weight" for n in numbers for layer in layers)
     if served.startswith("visual."):
         # Qwen's vision tower has queries, keys and values in one tensor of its own
         served = served.replace(".attn.qkv_proj.", ".attn.qkv.")

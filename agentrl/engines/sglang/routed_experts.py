@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.weights import read_config, tensor_shapes
+from agentrl.engines.weights import num_experts, read_config, tensor_shapes
 from agentrl.types import Experts, RoutingShape
 
 _EXPERT = re.compile(r"\.layers\.(\d+)\..*\bexperts\.")
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +40,25 @@ class ServedExperts:
     @classmethod
     def of(cls, place: EnginePlace) -> ServedExperts | None:
         """Of the model of a folder; None where nobody asks, or it has no experts."""
-        found = map(
-            _EXPERT.search, tensor_shapes(Path(place.model)) if place.routed_experts else ()
-        )
-        layers = tuple(sorted({int(one[1]) for one in found if one is not None}))
-        if not layers:
-            return None
         config = read_config(place.model)
         config = config.get("text_config") or config
-        experts = next(int(config[name]) for name in _COUNTS if config.get(name))
+        experts = num_experts(config)
+        if not place.routed_experts or not experts:
+            return None
+        found = filter(None, map(_EXPERT.search, tensor_shapes(Path(place.model))))
+        layers = tuple(sorted({int(one[1]) for one in found}))
         routing = RoutingShape(len(layers), experts, int(config["num_experts_per_tok"]))
         return cls(routing, layers, int(config["num_hidden_layers"]))
 
-    def read(self, text: str) -> Experts:
-        """``[n, L, k]`` of what a server sent.
+    def read(self, answer: Mapping[str, Any]) -> Experts | None:
+        """``[n, L, k]`` of the ``meta_info`` of an answer; None where it tells none.
 
         Raises:
             ValueError: it is of another model.
         """
+        text = answer.get("routed_experts")
+        if text is None:
+            return None
         numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
         rows = numbers.reshape(-1, self.num_layers, self.routing.top_k)[:, self.layers]
         low, high = int(rows.min(initial=0)), int(rows.max(initial=0))

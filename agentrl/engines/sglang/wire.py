@@ -154,8 +154,7 @@ def read_answer(
         others, other_logprobs = _alternatives(meta, request.num_alternatives)
         usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)
-        told = meta.get("routed_experts") if experts is not None else None
-        record = None if told is None or experts is None else experts.read(told)
+        record = None if experts is None else experts.read(meta)
         timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise ServerLostError(

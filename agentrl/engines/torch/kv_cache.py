@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,12 +66,9 @@ class KVCache:
         self._flat_bias = self.bias.view(-1)
         self.routing = shape.routing
         chosen = (self.routing.layers, self.routing.top_k) if self.routing else (0, 0)
-        is_byte = self.routing is None or self.routing.dtype == np.uint8
-        # torch computes little with uint16; the bits are the same
+        # torch computes little with uint16
         self._experts = torch.zeros(
-            (rows, self.capacity, *chosen),
-            dtype=torch.uint8 if is_byte else torch.int16,
-            device=device,
+            (rows, self.capacity, *chosen), dtype=torch.int16, device=device
         )
 
     def in_blocks(self, keys: int) -> int:
@@ -112,8 +108,8 @@ class KVCache:
         """``[end - first, L, k]`` a copy of a row's experts; None of a dense model."""
         if self.routing is None:
             return None
-        found: Experts = self._experts[row, first:end].cpu().numpy().copy()
-        return found.view(self.routing.dtype)
+        found: Experts = self._experts[row, first:end].cpu().numpy().astype(self.routing.dtype)
+        return found
 
     def set_visible(self, row: int, length: int) -> None:
         """Makes exactly positions 0..length-1 visible to ``decode``."""

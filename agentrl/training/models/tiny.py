@@ -37,12 +37,12 @@ def build_tiny_model(
     max_tokens: int = 2048,
     experts: int | None = None,
     top_k: int = 2,
+    init: float = 0.05,
 ) -> None:
     """Writes a model, its tokenizer and its chat template into ``folder``.
 
     - The tokenizer is byte-level BPE trained on demonstrations.
     - The model is ``Qwen3ForCausalLM`` or ``Qwen3MoeForCausalLM`` in fp32 with tied embeddings.
-      ``initializer_range`` is 0.05, because the usual 0.02 learns far more slowly at this width.
 
     Args:
         folder: created if missing.
@@ -55,6 +55,8 @@ def build_tiny_model(
         experts: of each layer, which makes it a Qwen3-MoE; None has an MLP. Those of a token are as
             wide as the MLP together.
         top_k: experts of a token.
+        init: standard deviation of the weights; the usual 0.02 learns far more slowly at this
+            width.
 
     Raises:
         DataError: there are fewer demonstrations.
@@ -87,7 +89,7 @@ def build_tiny_model(
         max_position_embeddings=max_tokens,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        initializer_range=0.05,
+        initializer_range=init,
         pad_token_id=pad,
         eos_token_id=end,
         bos_token_id=None,

@@ -7,6 +7,8 @@ order; how a family chooses is its own.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,27 +20,23 @@ _CHOSEN = ("top_k_index", "router_indices")
 """What families call the argument with the chosen experts."""
 
 
-def expert_layers(module: nn.Module) -> list[nn.Module]:
-    """The modules that compute experts, in the order of layers."""
-    return [one for one in module.modules() if _argument(one) is not None]
-
-
-def routing_of(module: Any) -> RoutingShape | None:
-    """How a causal language model routes its tokens; None for a dense one."""
-    layers = expert_layers(module)
-    if not layers:
-        return None
-    config = module.config.get_text_config(decoder=True)
-    return RoutingShape(len(layers), int(layers[0].num_experts), int(config.num_experts_per_tok))  # type: ignore[arg-type]
-
-
 class ExpertRecorder:
-    """Takes the experts of the forward passes of a module, one after the other."""
+    """Takes the experts of the forward passes of a module, one after the other.
 
-    def __init__(self, module: nn.Module) -> None:
+    Attributes:
+        routing: how the module, a causal language model, routes its tokens; None for a dense one.
+    """
+
+    def __init__(self, module: Any) -> None:
         self._chosen: list[Tensor] = []
-        for layer in expert_layers(module):
-            layer.register_forward_pre_hook(self._take, with_kwargs=True)
+        layers = list(_expert_layers(module))
+        for layer, argument in layers:
+            layer.register_forward_pre_hook(partial(self._take, argument), with_kwargs=True)
+        self.routing: RoutingShape | None = None
+        if layers:
+            experts: Any = layers[0][0].num_experts
+            config = module.config.get_text_config(decoder=True)
+            self.routing = RoutingShape(len(layers), int(experts), int(config.num_experts_per_tok))
 
     def begin(self) -> None:
         """A pass begins; one that failed may have left something."""
@@ -48,11 +46,14 @@ class ExpertRecorder:
         """``[tokens, L, k]`` of the pass that has ended."""
         return torch.stack(self._chosen, 1)
 
-    def _take(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self._chosen.append(args[1] if len(args) > 1 else keywords[_argument(layer) or ""])
+    def _take(
+        self, argument: str, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        self._chosen.append(args[1] if len(args) > 1 else keywords[argument])
 
 
-def _argument(module: nn.Module) -> str | None:
-    """What a layer of experts calls the chosen ones; None for any other module."""
-    parameters = inspect.signature(module.forward).parameters
-    return next((name for name in _CHOSEN if name in parameters), None)
+def _expert_layers(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """The modules that compute experts, in the order of layers, each with its argument's name."""
+    for one in module.modules():
+        parameters = inspect.signature(one.forward).parameters
+        yield from ((one, name) for name in _CHOSEN if name in parameters)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model import fixed_shapes
-from agentrl.engines.torch.model.expert_recorder import ExpertRecorder, routing_of
+from agentrl.engines.torch.model.expert_recorder import ExpertRecorder
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
@@ -27,13 +27,13 @@ from agentrl.engines.torch.model.transformers_decoder import (
     MaskKind,
     TransformersDecoder,
 )
+from agentrl.engines.weights import num_experts
 from agentrl.errors import EngineError
 
 _log = logging.getLogger(__name__)
 
 _LAYERS = {"full_attention", "sliding_attention"}
 _NEEDED = ("position_ids", "attention_mask", "past_key_values", "logits_to_keep")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class TransformersModel(ServedModel):
@@ -86,8 +86,9 @@ class TransformersModel(ServedModel):
         else:
             self.load(tensors.items())
         shape, self._masks = prove(module, _mask_kinds(config))
-        self.kv_shape = replace(shape, routing=routing_of(module))
-        self._recorder = ExpertRecorder(module) if self.kv_shape.routing else None
+        recorder = ExpertRecorder(module)
+        self.kv_shape = replace(shape, routing=recorder.routing)
+        self._recorder = recorder if recorder.routing else None
         if exact:
             self._fix_shapes()
             return
@@ -270,7 +271,7 @@ def _refuse_what_cannot_be(module: Any, config: Any, *, deterministic: bool) -> 
         cause = f"its output layer is {type(output).__name__}, not Linear"
     if cause:
         raise unserved(config.model_type, cause)
-    if deterministic and any(getattr(config, name, 0) for name in _EXPERTS):
+    if deterministic and num_experts(config.to_dict()):
         raise EngineError(
             "EnginePlace.deterministic needs forward passes of fixed shapes, which a mixture of "
             f"experts has not (its tokens are shared out among them), got {config.model_type!r}; "

@@ -27,13 +27,13 @@ WARM_UP = ("stages.rl.steps=1", *CODE_ALONE)
 def runs(seed: int, more: Sequence[str]) -> list[tuple[str, float, Run]]:
     """What is trained, at which rate, from the warm-up of the seed."""
     found = []
-    for kind, rates in RATES.items():
-        own = [f"model.lora.rank={RANK}"] if kind == "adapter" else []
-        for rate in rates:
+    # in turn, so that a benchmark that is stopped has runs of both kinds
+    for rates in zip(*RATES.values(), strict=True):
+        for kind, rate in zip(RATES, rates, strict=True):
             settings = (
                 f"model.path={{runs}}/warm-{seed}/models/warmup",
                 f"optim.lr={rate:g}",
-                *own,
+                *([f"model.lora.rank={RANK}"] if kind == "adapter" else []),
                 *CODE_ALONE,
                 *more,
             )

@@ -128,7 +128,6 @@ def export_model_command(
     dtype: Literal["float32", "bfloat16"] | None = None,
     shard_gb: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 5.0,
     merge: Flag = False,
-    base: Path | None = None,
 ) -> None:
     """Write a checkpoint as a model's folder: safetensors, configuration and tokenizer. That of an
     adapter (model.lora) is written as peft does.
@@ -150,16 +149,12 @@ def export_model_command(
     shard_gb
         At most so many gigabytes a file.
     merge
-        An adapter into its base, as a whole model's folder.
-    base
-        The folder of the base to merge into; by default where the adapter was trained.
+        An adapter into its base, where that was trained on, as a whole model's folder.
     """
     from agentrl.run.model_export import find_checkpoint
     from agentrl.store import RunDirectory
     from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 
     found = find_checkpoint(RunDirectory.open(run), stage=stage, step=step)
-    size = export_checkpoint(
-        found, to, dtype=dtype, shard_bytes=int(shard_gb * 1e9), merge=merge, base=base
-    )
+    size = export_checkpoint(found, to, dtype=dtype, shard_bytes=int(shard_gb * 1e9), merges=merge)
     say(f"{to}: {found.parent.parent.name}, {found.parent.name}, {size / 1e6:,.1f} MB of weights")

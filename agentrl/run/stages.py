@@ -27,7 +27,7 @@ from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.engines.torch.model.families import is_mixture
 from agentrl.engines.weights import tensor_shapes
-from agentrl.errors import ConfigError, DataError, close_after
+from agentrl.errors import ConfigError, close_after
 from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
@@ -114,25 +114,11 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
 
 
 def _lora(stage: StageConfig, key: str, own: LoraSpec) -> dict[str, Any]:
-    """The adapter of a role that is trained.
-
-    Args:
-        stage: whole.
-        key: of its section.
-        own: the section.
-
-    Raises:
-        DataError: the folder of an adapter does not exist.
-    """
+    """The adapter of a role that is trained, by the key of its section."""
     if not own.given:
         return {}
     if own.path is not None:
-        folder = stage.base_dir / Path(own.path).expanduser()
-        if not folder.is_dir():
-            raise DataError(
-                f"{key}.path={own.path!r} is no folder ({folder}); name one of peft's format"
-            )
-        own = own.replace(path=str(folder))
+        own = own.replace(path=str(stage.base_dir / Path(own.path).expanduser()))
     return {"lora": own, "lora_seed": seed_for(stage.run.seed, key)}
 
 
@@ -269,17 +255,14 @@ def _trainer_bytes(recipe: StageRecipe) -> int:
     stage = recipe.stage
     own = stage.train.shard_size if stage.train.shard == "hybrid" else None
     ranks = own or stage.placement.world_size
-    # A weight in float32 has 4 bytes, and AdamW's two moments of it have 8; one beside an adapter
-    # has none of these, and is in the served dtype.
-    frozen = 4 if stage.dtype == "float32" else 2
-    bytes_a_number: dict[Path | None, int] = {
-        recipe.model: frozen if stage.model.lora.given else 12
-    }
+    # A weight in float32 has 4 bytes, and AdamW's two moments of it have 8, but none beside an
+    # adapter.
+    bytes_a_number: dict[Path | None, int] = {recipe.model: 4 if stage.model.lora.given else 12}
     others = [("reward_model", recipe.reward_model, 4)]
     for key, folder in recipe.others.items():
-        own = frozen if key == "critic" and stage.critic.lora.given else 12
+        frozen = key == "critic" and stage.critic.lora.given
         start = folder or (recipe.model if key.startswith("roles.") else None)
-        others.append((key.removeprefix("roles."), start, own))
+        others.append((key.removeprefix("roles."), start, 4 if frozen else 12))
     for role, folder, a_number in others:
         # ranks of another pool have GPUs of their own
         if stage.placement.pool_of(role) == MAIN_POOL:

@@ -13,7 +13,6 @@ from agentrl.weight_sync.group_root import GroupRoot
 from agentrl.weight_sync.http import HttpSender
 from agentrl.weight_sync.in_process import (
     WeightsReport,
-    all_readable,
     make_resharder,
     publish_in_process,
     update_engine,
@@ -48,7 +47,6 @@ __all__ = [
     "StaleWeightsError",
     "TrainerReference",
     "WeightsReport",
-    "all_readable",
     "make_resharder",
     "make_sender",
     "publish_in_process",

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
-from agentrl.engines import EngineControl, PauseMode, ReadableEngine, ServedDtype
+from agentrl.engines import EngineControl, PauseMode, ServedDtype
 from agentrl.engines.probe import ProbeNoise
 from agentrl.errors import EngineError
 from agentrl.weight_sync.reshard import Resharder
@@ -27,7 +26,7 @@ from agentrl.weight_sync.verify import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from agentrl.training import Actor, WeightPart
+    from agentrl.training import Actor
 
 
 logger = logging.getLogger(__name__)
@@ -53,7 +52,6 @@ def publish_in_process(
     dtype: ServedDtype = "float32",
     make_room: Callable[[], None] = lambda: None,
     resharder: Resharder | None = None,
-    kept: Collection[str] = (),
 ) -> WeightsReport | None:
     """Moves the actor's weights to the engine beside it, one whole tensor at a time.
 
@@ -69,18 +67,15 @@ def publish_in_process(
         dtype: of the engines of other ranks, for a rank without one.
         make_room: called by every rank once nothing more is asked of the trainer, before the
             engine serves.
-        resharder: as ``make_resharder`` made it on every rank, of the same tensors; None makes one
-            for this publish.
-        kept: names of tensors that are not sent, since the engine, which can be read, has them.
+        resharder: as ``make_resharder`` made it on every rank; None makes one for this publish.
 
     Raises:
         EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
             answers nothing.
     """
     dtype = dtype if engine is None else engine.layout().dtype
-    has_engine = engine is not None
-    resharder = resharder or make_resharder(actor, dtype, has_engine=has_engine, kept=kept)
-    parts = resharder.run(_sent(actor, dtype, kept))
+    resharder = resharder or make_resharder(actor, dtype, has_engine=engine is not None)
+    parts = resharder.run(actor.parts(dtype))
     if engine is None:
         for _ in parts:
             pass
@@ -95,29 +90,15 @@ def publish_in_process(
         mode,
         noise or ProbeNoise(),
         make_room,
-        kept,
     )
 
 
-def make_resharder(
-    actor: Actor, dtype: ServedDtype, *, has_engine: bool, kept: Collection[str] = ()
-) -> Resharder:
-    """The way of the actor's weights, without those that are kept, to the ranks that have an
-    engine; collective, and good until the actor or an engine is another one."""
-    held = [part.block for part in _sent(actor, dtype, kept)]
+def make_resharder(actor: Actor, dtype: ServedDtype, *, has_engine: bool) -> Resharder:
+    """The way of the actor's weights to the ranks that have an engine; collective, and good until
+    the actor or an engine is another one."""
+    held = [part.block for part in actor.parts(dtype)]
     wanted = None if has_engine else ()
     return Resharder(held, wanted, getattr(torch, dtype), actor.device)
-
-
-def all_readable(engine: EngineControl | None) -> bool:
-    """Whether the engines of all ranks give their weights back; collective."""
-    found = [False] * dist.get_world_size()
-    dist.all_gather_object(found, engine is None or hasattr(engine, "read"))
-    return all(found)
-
-
-def _sent(actor: Actor, dtype: ServedDtype, kept: Collection[str]) -> Iterator[WeightPart]:
-    return (part for part in actor.parts(dtype) if part.name not in kept)
 
 
 def update_engine(
@@ -128,7 +109,6 @@ def update_engine(
     mode: PauseMode,
     noise: ProbeNoise,
     make_room: Callable[[], None] = lambda: None,
-    kept: Iterable[str] = (),
 ) -> WeightsReport:
     """Gives an engine whole tensors by their Hugging Face names; it serves ``version`` when this
     returns.
@@ -141,7 +121,6 @@ def update_engine(
         mode: what becomes of requests in flight.
         noise: of the engine's earlier comparisons; this one is added.
         make_room: called once the trainer has told its side, before the engine serves.
-        kept: names of tensors that stay as the engine, which can be read, has them.
 
     Raises:
         EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
@@ -156,8 +135,6 @@ def update_engine(
             session.put(name, tensor)
             num_bytes += tensor.numel() * tensor.element_size()
             num_tensors += 1
-        for name in kept:
-            session.put(name, cast(ReadableEngine, engine).read(name))
     except BaseException:
         session.abort()
         raise

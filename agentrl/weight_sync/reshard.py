@@ -36,7 +36,6 @@ class Resharder:
 
     Attributes:
         buckets: with the moves that this rank takes part in.
-        names: of all tensors.
 
     Raises:
         EngineError: no rank holds what one wants.
@@ -58,7 +57,6 @@ class Resharder:
         wholes = [TensorSlice.whole(name, shape) for name, shape in shapes.items()]
         # What two ranks of an engine both hold is wanted once.
         wishes = [wholes if wish is None else list(dict.fromkeys(wish)) for _, wish in ranks]
-        self.names = tuple(shapes)
         self.rank = dist.get_rank()
         plan = plan_buckets(holders, wishes, BUCKET_BYTES // dtype.itemsize)
         self.buckets = [

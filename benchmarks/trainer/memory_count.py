@@ -75,6 +75,11 @@ class Count:
         return self.parameters + self.gradients + self.optimizer
 
     @property
+    def checkpoint(self) -> int:
+        """What is trained, as large as its gradients, and its optimizer."""
+        return self.gradients + self.optimizer
+
+    @property
     def total(self) -> int:
         """At the peak, the optimizer included."""
         return self.step_peak + self.optimizer
@@ -189,7 +194,7 @@ def adapters(model: PolicyModel, rank: int) -> AdapterRecord:
         for name, module in model.hf.named_modules()
         if isinstance(module, nn.Linear) and module is not model.head
     )
-    return AdapterRecord(rank, 32.0, layers, (), (), (), "", "")
+    return AdapterRecord(rank, 32.0, layers, None, (), "", "")
 
 
 def _cast(model: nn.Module, dtype: torch.dtype) -> None:
@@ -266,7 +271,7 @@ def on_paper(
             model = random_policy(shape, attention, recompute)
             if rank:
                 _cast(model, dtype)
-                Lora(adapters(model, rank), {}, torch.float32).attach(model.hf)
+                Lora(adapters(model, rank), torch.float32).attach(model.hf)
         # a mesh holds real numbers, and what is made of a fake tensor is fake
         backend = Fsdp2Backend(model, DistSpec(world_size=world_size), dtype, sharding)
         tensors: dict[str, Any] = {

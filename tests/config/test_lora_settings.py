@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError
 from agentrl.run.build import StageRecipe
 from agentrl.run.policy_source import named_policy
 from agentrl.run.stages import _trainer_bytes, role_specs
@@ -29,7 +29,7 @@ Write = Callable[..., Path]
         (["model.lora.rank=0"], "model.lora.rank must be at least 1, got 0"),
         (
             ["model.lora.targets=[q_proj]"],
-            "model.lora.rank is needed beside alpha and targets, or path is, got neither; set one",
+            "model.lora.rank is needed beside alpha and targets, got none; set it, or leave them",
         ),
         (
             ["model.lora.rank=4", "optim.name=muon"],
@@ -90,7 +90,7 @@ def test_the_reference_of_an_adapter_is_no_second_model(write: Write, tmp_path: 
     specs = role_specs(both)
     assert specs["critic"].lora.rank == 2
     assert specs["critic"].lora_seed != specs["actor"].lora_seed
-    # frozen weights in float32 have 4 bytes of the 12 that a rank brings to a server's GPU
+    # frozen weights have 4 bytes of the 12 that a rank brings to a server's GPU
     few, all_trained = (
         _trainer_bytes(replace(recipe(write, model, *more), others={}))
         for more in (["model.lora.rank=4"], [])
@@ -98,12 +98,9 @@ def test_the_reference_of_an_adapter_is_no_second_model(write: Write, tmp_path: 
     assert 3 * few == all_trained
 
 
-def test_an_adapters_folder_must_be_there_and_is_not_played(write: Write, tmp_path: Path) -> None:
+def test_an_adapter_is_found_beside_the_file_and_not_played(write: Write, tmp_path: Path) -> None:
     model = write_model(tmp_path / "some-model")
     lora = "model.lora.path=adapter"
-    with pytest.raises(DataError, match=r"model\.lora\.path='adapter' is no folder \(/.*adapter\)"):
-        role_specs(recipe(write, model, lora))
-    (tmp_path / "adapter").mkdir()
     spec = role_specs(recipe(write, model, lora))["actor"]
     assert spec.lora == LoraSpec(path=str(tmp_path / "adapter"))
     config = write("", head=MINIMAL.replace("some/model", str(model)))

@@ -18,22 +18,27 @@ from agentrl.engines.checksum import tensor_checksum
 from agentrl.training import Actor, ActorSpec, DistSpec, OptimSpec, join, leave
 from agentrl.training.fsdp.weights import whole_tensor
 from agentrl.training.models.lora_spec import LoraSpec
+from agentrl.training.parallel.process_group import Sharding
 from agentrl.types import SegmentKind
 from tests.training.harness import make_batch
 from tests.training.layout_rank import Ranks
 
 MOVING = OptimSpec(lr=1e-2, betas=(0.0, 0.0))
 """AdamW whose first moment is the gradient itself."""
-LAYOUTS: dict[str, dict[str, int]] = {"fsdp": {}, "tp": {"tp": 2}, "sp": {"sp": 2}}
-TARGETS = "q_proj k_proj v_proj o_proj up_proj down_proj embed_tokens lm_head"
-SPEC = LoraSpec(rank=3, targets=TARGETS.split())
+SIZES: dict[str, dict[str, int]] = {"fsdp": {}, "tp": {"tp": 2}, "sp": {"sp": 2}, "ep": {}}
+LAYOUTS = {"untied": "fsdp tp sp", "one_head": "fsdp tp sp", "mixture": "fsdp tp ep"}
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj", "embed_tokens"]
+"""Of a mixture the other layers are experts in a stack."""
 
 
-def result(model: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
+def result(model: Path, ranks: Ranks, sharding: Sharding, folder: Path) -> dict[str, Any]:
     """Losses, the last gradients and what is published after three steps; and whether a checkpoint
     goes on."""
     batch = make_batch(kind=SegmentKind.TARGET)
-    spec = ActorSpec(str(model), make_algorithm("sft"), MOVING, dtype="float64", lora=SPEC)
+    more = [] if model.name == "mixture" else ["up_proj", "down_proj"]
+    lora = LoraSpec(rank=3, targets=[*ATTENTION, *more])
+    sft = make_algorithm("sft")
+    spec = ActorSpec(str(model), sft, MOVING, dtype="float64", lora=lora, sharding=sharding)
     actor = Actor(spec, ranks.place)
     losses = [ranks.update(actor, batch, 30)["policy/loss"] for _ in range(3)]
     (optimizer,) = actor.backend.optimizers
@@ -66,13 +71,14 @@ if __name__ == "__main__":
     join(here)
     out = Path(sys.argv[4])
     found = {}
-    for name in ("untied", "one_head"):
-        for layout, sizes in LAYOUTS.items():
+    for name, layouts in LAYOUTS.items():
+        for layout in layouts.split():
             if here.world_size == 1 and layout != "fsdp":
                 continue
-            place = replace(here, **sizes)
+            place = replace(here, **SIZES[layout])
+            sharding = Sharding(ep=2 if layout == "ep" else 1)
             to = out / f"checkpoint-{here.world_size}-{name}-{layout}"
-            found[f"{name} {layout}"] = result(out / name, Ranks(place), to)
+            found[f"{name} {layout}"] = result(out / name, Ranks(place), sharding, to)
     if here.rank == 0:
         torch.save(found, out / f"world{here.world_size}.pt")
     leave()

@@ -5,7 +5,6 @@ nothing (invariant 9).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from agentrl.engines.torch import TorchEngine
 from agentrl.errors import EngineError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave
-from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.types import GenerateRequest, SamplingParams, concat_ids, frozen_ints
 from agentrl.weight_sync import publish_in_process
 from agentrl.weight_sync.verify import trainer_reference
@@ -69,27 +67,6 @@ async def test_publishing_unchanged_weights_changes_nothing_but_the_version(
     publish_in_process(actor, engine, 1)
     after = await engine.generate(request())
     assert concat_ids(before.segments).tolist() == concat_ids(after.segments).tolist()
-
-
-def test_what_an_adapter_does_not_touch_is_sent_once(model: Path, engine: TorchEngine) -> None:
-    join(DistSpec())
-    actor = Actor(replace(actor_spec(model), lora=LoraSpec(rank=2)), DistSpec())
-    first = publish_in_process(actor, engine, 1)
-    with torch.no_grad():
-        for parameter in actor.backend.state().values():
-            if parameter.requires_grad:
-                parameter.add_(0.1)
-    moving = actor.moving()
-    assert moving is not None
-    kept = frozenset(actor.checksum()) - moving
-    assert any("embed_tokens" in name for name in kept)
-    second = publish_in_process(actor, engine, 2, kept=kept)
-    assert first is not None
-    assert second is not None
-    assert engine.checksum() == actor.checksum()
-    assert (first.tensors, second.tensors) == (len(actor.checksum()), len(moving))
-    assert second.bytes < first.bytes
-    leave()
 
 
 async def refuses(engine: TorchEngine) -> None:

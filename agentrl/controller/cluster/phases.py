@@ -76,11 +76,6 @@ class RankPhases:
             self._keep_away("rollout", None)
             self._phase = "rollout"
 
-    @property
-    def take_turns(self) -> bool:
-        """Whether engine and trainer have the GPU in turn."""
-        return self._phase is not None
-
     def enter(self, name: PhaseName, published: str | None = None) -> None:
         """Gives back what the phase has no room for, on all ranks, and then takes what it needs.
 

@@ -34,7 +34,6 @@ from agentrl.weight_sync import (
     ShardSession,
     TrainerReference,
     WeightsReport,
-    all_readable,
     make_resharder,
     publish_in_process,
     trainer_reference,
@@ -62,8 +61,6 @@ class Worker:
         self._served: dict[str, ServedCopy] = {}
         self._resharders: dict[str, Resharder] = {}
         self._sender: ShardSender | None = None
-        self._moved: dict[str, Resharder] = {}
-        """Of those tensors alone that training moves, from the second publish on."""
         self.rollouts = EpisodeHost(name)
         self.phases = RankPhases(self._roles, self.rollouts)
 
@@ -131,19 +128,9 @@ class Worker:
         with host.clock_paused():
             self.phases.enter("publish", role)
             actor = self._with_weights(role)
-            kept: frozenset[str] = frozenset()
-            ways, moving = self._resharders, actor.moving()
-            # Weights that slept hold anything, and are put whole.
-            if (
-                moving is not None
-                and role in ways
-                and not self.phases.take_turns
-                and all_readable(host.engine)
-            ):
-                kept, ways = frozenset(ways[role].names) - moving, self._moved
-            if role not in ways:
-                has_engine = host.engine is not None
-                ways[role] = make_resharder(actor, dtype, has_engine=has_engine, kept=kept)
+            if role not in self._resharders:
+                made = make_resharder(actor, dtype, has_engine=host.engine is not None)
+                self._resharders[role] = made
             return publish_in_process(
                 actor,
                 host.engine,
@@ -152,8 +139,7 @@ class Worker:
                 host.noise,
                 dtype=dtype,
                 make_room=partial(self.phases.enter, "rollout"),
-                resharder=ways[role],
-                kept=kept,
+                resharder=self._resharders[role],
             )
 
     def share_server(self, ranks: tuple[int, ...], ids: tuple[str, ...], sleeps: bool) -> None:
@@ -247,7 +233,6 @@ class Worker:
         self._served.clear()
         self._resharders.clear()
         self._sender = None
-        self._moved.clear()
 
     def _with_weights(self, role: str) -> Actor:
         found = self._roles.get(role)

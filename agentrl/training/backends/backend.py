@@ -263,10 +263,6 @@ class TrainBackend(ABC):
             is_copy = not self.is_first
             yield WeightPart(name, tuple(whole.shape), (0,) * whole.ndim, whole, is_copy)
 
-    def moving(self) -> frozenset[str] | None:
-        """The names in the folder of the tensors that training moves; None for all."""
-        return None
-
     @abstractmethod
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes a checkpoint: weights, optimizer state and step.

@@ -236,15 +236,6 @@ class PackedBackend(TrainBackend):
         """This rank's parts of what ``weights`` yields; see ``weight_parts``."""
         return weight_parts(self.model, dtype)
 
-    def moving(self) -> frozenset[str] | None:
-        """See ``TrainBackend.moving``: with an adapter what it touches."""
-        lora = self.model.lora
-        if lora is None:
-            return None
-        moved = lora.factors.keys() | set(lora.record.whole)
-        groups = (one for one in self.model.names.groups if not moved.isdisjoint(one.parameters))
-        return frozenset(name for group in groups for name in group.tensors)
-
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes weights, optimizer state and step."""
         self.begin_save(folder, step=step, purpose=purpose, source=source)

@@ -12,10 +12,10 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import transformers
@@ -51,6 +51,9 @@ from agentrl.training.models.peft_folder import (
 _KEYS = f"model.{PREFIX}"
 """What the names of weights begin with in a checkpoint."""
 
+_Done: TypeAlias = Callable[[Path], object]
+"""Told of each file that is whole."""
+
 
 def export_checkpoint(
     checkpoint: Path,
@@ -58,19 +61,17 @@ def export_checkpoint(
     *,
     dtype: DType | None = None,
     shard_bytes: int = 5 * 10**9,
-    merge: bool = False,
-    base: Path | None = None,
+    merges: bool = False,
 ) -> int:
     """Writes sharded safetensors, the configuration and the tokenizer.
 
     Args:
         checkpoint: of one role.
         to: a folder, or the URL of one; it may not exist, or be empty. A folder appears once it is
-            whole; at a URL ``config.json`` is written last.
+            whole; at a URL the configuration is written last.
         dtype: of the weights; None is that of the model's configuration, or float32 for an adapter.
         shard_bytes: most bytes of a file, where a weight is not larger by itself.
-        merge: an adapter into its base; otherwise it is written as peft does.
-        base: the folder of the base; None is where it was trained.
+        merges: an adapter into its base; otherwise it is written as peft does.
 
     Returns:
         Bytes of all weights.
@@ -78,48 +79,37 @@ def export_checkpoint(
     Raises:
         StoreError: the checkpoint is damaged or cannot be exported, or the folder cannot be
             written.
-        DataError: the base is gone, or is another one.
+        DataError: the base of an adapter is gone, or is another one.
         ConfigError: the URL cannot be read here, or the base is quantised.
     """
-    asked = _Asked(checkpoint, dtype, shard_bytes, merge, base)
+    write = partial(_write, checkpoint, dtype=dtype, shard_bytes=shard_bytes, merges=merges)
     if is_url(str(to)):
-        return _export_to_url(asked, str(to))
+        return _export_to_url(checkpoint, str(to), write)
     folder = Path(to)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     if folder.exists():
         raise _not_empty(folder)
     check_whole(checkpoint)
-    partial = folder.with_name(f"{folder.name}.partial")
+    made = folder.with_name(f"{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        total = _write(asked, partial)
-        os.replace(partial, folder)
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(parents=True)
+        total = write(made, lambda _: None)
+        os.replace(made, folder)
     except (OSError, SafetensorError) as error:
         raise _not_exported(folder, folder, error) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The arguments of ``export_checkpoint``."""
-
-    checkpoint: Path
-    dtype: DType | None
-    shard_bytes: int
-    merges: bool
-    base: Path | None
-
-
-def _export_to_url(asked: _Asked, url: str) -> int:
+def _export_to_url(checkpoint: Path, url: str, write: Callable[[Path, _Done], int]) -> int:
     """Writes each file into a temporary folder, and from there to the URL."""
     remote = RemoteFolder(url, "--to")
     if remote.names():
         raise _not_empty(url)
-    check_whole(asked.checkpoint)
+    check_whole(checkpoint)
     with tempfile.TemporaryDirectory() as folder:
 
         def move(path: Path) -> None:
@@ -127,7 +117,7 @@ def _export_to_url(asked: _Asked, url: str) -> int:
             path.unlink()
 
         try:
-            return _write(asked, Path(folder), move)
+            return write(Path(folder), move)
         except (OSError, SafetensorError) as error:
             raise _not_exported(url, Path(folder), error) from error
 
@@ -140,167 +130,73 @@ def _not_exported(place: Path | str, folder: Path, error: Exception) -> StoreErr
     return write_failure(f"the checkpoint could not be exported to {place}", folder, error)
 
 
-def _write(asked: _Asked, folder: Path, done: Callable[[Path], None] = lambda path: None) -> int:
-    """Writes the files of an export, ``config.json`` last; bytes of the weights.
-
-    Args:
-        asked: what is written.
-        folder: that exists.
-        done: told of each file that is whole.
-    """
-    described = asked.checkpoint / MODEL_FOLDER / "config.json"
-    record = read_record(described.parent)
-    if record is None and asked.merges:
-        raise StoreError(
-            f"{asked.checkpoint} holds a whole model and no adapter to merge; leave --merge out"
-        )
-    config = json.loads(described.read_text(encoding="utf-8"))
-    # transformers wrote ``torch_dtype`` before it wrote ``dtype``.
-    name = asked.dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
-    config["dtype"] = name
-    beside = [path for path in sorted(described.parent.iterdir()) if path.name != RECORD]
-    if record is not None and not asked.merges:
-        total = _write_adapter(asked, record, folder, done)
-        beside.remove(described)
-    else:
-        total = _write_weights(asked, record, folder, torch_dtype(name), done)
-    for path in beside:
-        if path != described:
-            done(Path(shutil.copy2(path, folder)))
-    if described in beside:
-        (folder / described.name).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        done(folder / described.name)
-    return total
-
-
-def _write_adapter(
-    asked: _Asked, record: AdapterRecord, folder: Path, done: Callable[[Path], None]
+def _write(
+    checkpoint: Path,
+    folder: Path,
+    done: _Done,
+    *,
+    dtype: DType | None,
+    shard_bytes: int,
+    merges: bool,
 ) -> int:
-    dtype = torch_dtype(asked.dtype or "float32")
-    total = write_peft(record, _adapter(asked.checkpoint, record, dtype), folder)
-    for name in (WEIGHTS, CONFIG):
-        done(folder / name)
+    """Writes the files of an export into a folder that exists, its configuration last; bytes of the
+    weights."""
+    described = checkpoint / MODEL_FOLDER
+    record = read_record(described)
+    if record is None and merges:
+        raise StoreError(f"{checkpoint} holds a whole model, no adapter; leave --merge out")
+    last, config = folder / "config.json", json.loads((described / "config.json").read_bytes())
+    if record is not None and not merges:
+        adapter = _read(checkpoint, record.trained(), torch_dtype(dtype or "float32"))
+        total, config = write_peft(record, adapter, folder)
+        done(folder / WEIGHTS)
+        last = folder / CONFIG
+    else:
+        # transformers wrote ``torch_dtype`` before it wrote ``dtype``.
+        config["dtype"] = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
+        total = _write_weights(checkpoint, record, folder, config["dtype"], shard_bytes, done)
+    for path in sorted(described.iterdir()):
+        if path.name not in ("config.json", RECORD):
+            done(Path(shutil.copy2(path, folder)))
+    last.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    done(last)
     return total
-
-
-def _adapter(checkpoint: Path, record: AdapterRecord, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All that was trained, by name."""
-    stored = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    read = {}
-    for name in record.trained():
-        found = stored.get(_KEYS + name)
-        if not isinstance(found, TensorStorageMetadata):
-            raise StoreError(f"{checkpoint} lacks {name!r} of its adapter; it is corrupt")
-        read[_KEYS + name] = torch.empty(found.size, dtype=dtype)
-    _read(read, checkpoint)
-    return {name.removeprefix(_KEYS): tensor for name, tensor in read.items()}
-
-
-class _Whole:
-    """The weights of a checkpoint of a whole model."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        metadata = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-        stored: dict[str, Any] = {
-            key.removeprefix(_KEYS): value
-            for key, value in metadata.items()
-            if key.startswith(_KEYS) and isinstance(value, TensorStorageMetadata)
-        }
-        self._checkpoint = checkpoint
-        self._sizes = {name: value.size for name, value in stored.items()}
-        self.names = FolderNames(_model(checkpoint / MODEL_FOLDER))
-        known = {name for group in self.names.groups for name in group.parameters}
-        # What is stored beside parameters, each as a group by itself.
-        buffers = [
-            self.names.group_of_one(name, size)
-            for name, size in self._sizes.items()
-            if name not in known
-        ]
-        self.groups = (*self.names.groups, *buffers)
-
-    def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Weights by name."""
-        read = {_KEYS + name: torch.empty(self._sizes[name], dtype=dtype) for name in names}
-        _read(read, self._checkpoint)
-        return {name.removeprefix(_KEYS): tensor for name, tensor in read.items()}
-
-
-class _Merged:
-    """The weights of a base with the adapter of a checkpoint.
-
-    Raises:
-        DataError: the base is gone, or is another one.
-        ConfigError: it is quantised.
-    """
-
-    def __init__(self, checkpoint: Path, record: AdapterRecord, base: Path) -> None:
-        named = f"--base={str(base)!r}"
-        if not base.is_dir():
-            raise DataError(
-                f"{named} is no folder, and {checkpoint} holds an adapter of it alone; name where "
-                "its base is by --base"
-            )
-        check_unquantised(base, named)
-        if (found := weights_digest(base)) != record.base_digest:
-            raise DataError(
-                f"{named} holds other weights (digest {found[:12]}) than the adapter was trained "
-                f"on ({record.base_digest[:12]}); name its base by --base"
-            )
-        hf = _model(checkpoint / MODEL_FOLDER)
-        self._record = record
-        self._adapter = _adapter(checkpoint, record, torch.float32)
-        self._factors = record.factors()
-        self._weights = FolderWeights(hf, base, named)
-        self.names = self._weights.names
-        saved = hf.state_dict()
-        buffers = [
-            self.names.group_of_one(name, buffer.shape)
-            for name, buffer in hf.named_buffers()
-            if name in saved
-        ]
-        self.groups = (*self.names.groups, *buffers)
-
-    def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Weights by name."""
-        return {name: self._weight(name).to(dtype) for name in names}
-
-    def _weight(self, name: str) -> Tensor:
-        if name in self._record.whole:
-            return self._adapter[name]
-        own = self._weights.whole(name)
-        if name not in self._factors:
-            return own
-        a, b = (self._adapter[one] for one in self._factors[name])
-        return merge(self._record, name, own, (a, b), shard_ranges(own))
 
 
 def _write_weights(
-    asked: _Asked,
+    checkpoint: Path,
     record: AdapterRecord | None,
     folder: Path,
-    dtype: torch.dtype,
-    done: Callable[[Path], None],
+    dtype: DType,
+    shard_bytes: int,
+    done: _Done,
 ) -> int:
-    source = (
-        _Whole(asked.checkpoint)
-        if record is None
-        else _Merged(asked.checkpoint, record, asked.base or Path(record.base))
-    )
-    groups = {own.parameters[0]: own for own in source.groups}
+    hf, served = _model(checkpoint / MODEL_FOLDER), torch_dtype(dtype)
+    if record is None:
+        sizes, read = _sizes(checkpoint), partial(_read, checkpoint)
+    else:
+        saved = hf.state_dict()
+        sizes = {name: one.shape for name, one in hf.named_buffers() if name in saved}
+        read = _merged(checkpoint, record, hf)
+    names = FolderNames(hf)
+    known = {name for group in names.groups for name in group.parameters}
+    # What is stored beside parameters, each as a group by itself.
+    beside = [names.group_of_one(name, size) for name, size in sizes.items() if name not in known]
+    groups = {own.parameters[0]: own for own in (*names.groups, *beside)}
     files = split_state_dict_into_shards_factory(
         groups,
         get_storage_size=lambda own: (
-            dtype.itemsize * sum(one.numel() for one in own.tensors.values())
+            served.itemsize * sum(one.numel() for one in own.tensors.values())
         ),
         filename_pattern="model{suffix}.safetensors",
-        max_shard_size=asked.shard_bytes,
+        max_shard_size=shard_bytes,
     )
     where: dict[str, str] = {}
     for file, chosen in files.filename_to_tensors.items():
-        read = source.read([name for own in chosen for name in groups[own].parameters], dtype)
+        own = read([name for first in chosen for name in groups[first].parameters], served)
         tensors: dict[str, Tensor] = {}
-        for group in (groups[own] for own in chosen):
-            tensors |= source.names.revert(group, {name: read[name] for name in group.parameters})
+        for group in (groups[first] for first in chosen):
+            tensors |= names.revert(group, {name: own[name] for name in group.parameters})
         save_file(tensors, folder / file, metadata={"format": "pt"})
         done(folder / file)
         where |= dict.fromkeys(tensors, file)
@@ -321,7 +217,54 @@ def _model(folder: Path) -> Any:
         return getattr(transformers, config.architectures[0])(config)
 
 
-def _read(tensors: dict[str, Tensor], checkpoint: Path) -> None:
+def _merged(
+    checkpoint: Path, record: AdapterRecord, hf: Any
+) -> Callable[[Collection[str], torch.dtype], dict[str, Tensor]]:
+    """Reads the base of a checkpoint's adapter, with it.
+
+    Raises:
+        DataError: the base is gone, or is another one.
+        ConfigError: it is quantised.
+    """
+    base = Path(record.base)
+    named = f"{base}, the base of the adapter in {checkpoint},"
+    if not base.is_dir():
+        raise DataError(f"{named} is gone; put it back to merge the adapter into it")
+    check_unquantised(base, named)
+    if (found := weights_digest(base)) != record.base_digest:
+        raise DataError(
+            f"{named} holds other weights by now (digest {found[:12]}) than the adapter was "
+            f"trained on ({record.base_digest[:12]}); put those back"
+        )
+    weights = FolderWeights(hf, base, named)
+    adapter = _read(checkpoint, record.trained(), torch.float32)
+    factors = record.factors()
+
+    def one(name: str) -> Tensor:
+        if name in record.whole:
+            return adapter[name]
+        own = weights.whole(name)
+        if name not in factors:
+            return own
+        pair = [adapter[factor] for factor in factors[name]]
+        return merge(record, name, own, pair, shard_ranges(own))
+
+    return lambda names, dtype: {name: one(name).to(dtype) for name in names}
+
+
+def _sizes(checkpoint: Path) -> dict[str, torch.Size]:
+    """The shapes of what a checkpoint holds of a model, by name."""
+    return {
+        key.removeprefix(_KEYS): value.size
+        for key, value in FileSystemReader(checkpoint).read_metadata().state_dict_metadata.items()
+        if key.startswith(_KEYS) and isinstance(value, TensorStorageMetadata)
+    }
+
+
+def _read(checkpoint: Path, names: Collection[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a checkpoint holds of a model, by name."""
+    sizes = _sizes(checkpoint)
+    tensors = {_KEYS + name: torch.empty(sizes[name], dtype=dtype) for name in names}
     try:
         with warnings.catch_warnings():
             # It is meant: one process reads what any number of ranks wrote.
@@ -329,3 +272,4 @@ def _read(tensors: dict[str, Tensor], checkpoint: Path) -> None:
             load(tensors, checkpoint_id=checkpoint, no_dist=True)
     except (ValueError, RuntimeError, CheckpointException) as error:
         raise StoreError(f"the weights of {checkpoint} cannot be read: {error}") from error
+    return {name.removeprefix(_KEYS): tensor for name, tensor in tensors.items()}

@@ -15,21 +15,27 @@ class LoraSpec(Section):
     stay as they are; without ``rank`` and ``path`` there is none (docs/lora.md)."""
 
     rank: Count | None = None
-    """Rank of each matrix that is added to a layer's weight; by default that of ``path``."""
+    """Rank of each matrix that is added to a layer's weight."""
     alpha: Positive | None = None
-    """What is added counts ``alpha / rank`` times; by default 32, or as in ``path``."""
+    """What is added counts ``alpha / rank`` times; by default 32."""
     targets: Words = ()
     """Names of layers, whole or their last parts, such as ``q_proj``; by default all linear layers
-    of the blocks, or as in ``path``. Experts and embeddings have one only where they are named."""
+    of the blocks. The embedding has one only where it is named."""
     path: str | None = None
     """Folder of an adapter in peft's format, from the file's folder on, which training goes on
-    from."""
+    from; its rank, alpha and targets are its own."""
 
     @model_validator(mode="after")
     def _check_given(self) -> Self:
+        if self.path is not None and (self.rank, self.alpha, self.targets) != (None, None, ()):
+            raise self.broken(
+                "path",
+                f"={self.path!r} has rank, alpha and targets of its own, got others beside it; "
+                "leave them out",
+            )
         if not self.given and (self.alpha is not None or self.targets):
             raise self.broken(
-                "rank", " is needed beside alpha and targets, or path is, got neither; set one"
+                "rank", " is needed beside alpha and targets, got none; set it, or leave them out"
             )
         return self
 

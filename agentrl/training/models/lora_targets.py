@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.engines.weights import weights_digest
-from agentrl.training.models.lora import Lora, factor_shapes
+from agentrl.training.models.lora import Lora
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.models.names import torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, PackedModel
 from agentrl.training.models.peft_folder import (
     AdapterRecord,
     check_unquantised,
-    is_named,
+    is_target,
     read_peft,
     read_peft_config,
 )
@@ -26,13 +26,9 @@ _ALPHA = 32.0
 """With which the best learning rate hardly depends on the rank
 (https://thinkingmachines.ai/blog/lora/)."""
 
-_Layers = Mapping[str, tuple[nn.Module, Tensor]]
-"""What may have an adapter, and its weight, by name: of experts the stack's, of others the
-layer's."""
-
 
 def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head: bool) -> Lora:
-    """The adapters of a model that is not divided yet.
+    """The adapters of a model that is not divided yet, which is given what they begin with.
 
     Args:
         spec: of the model.
@@ -47,109 +43,82 @@ def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head:
     """
     base = Path(spec.model_path)
     check_unquantised(base, f"{spec.setting}={spec.model_path!r}")
-    head = model.head if whole_head else None
-    layers = _layers(model.hf, head)
-    rank, alpha, chosen = own.rank, own.alpha or _ALPHA, _chosen(own, model, layers)
     where = f"{type(own).__name__}.path={own.path!r}"
-    if own.path is not None:
-        config = read_peft_config(Path(own.path), where, heads=whole_head)
-        found = config.chosen(layers)
-        for name, given, theirs in (
-            ("rank", rank, config.rank),
-            ("alpha", own.alpha, config.alpha),
-            ("targets", own.targets and chosen, found),
-        ):
-            if given and given != theirs:
-                raise own.broken(
-                    name,
-                    f" must be that of the adapter that training goes on from, {theirs!r} in "
-                    f"{where}, got {given!r}; leave it out",
-                )
-        rank, alpha, chosen = config.rank, config.alpha, found
-    assert rank is not None, "a specification without both is none"
-    stacks = tuple(name for name in chosen if layers[name][1].ndim == 3)
+    layers = _layers(model)
+    if own.path is None:
+        assert own.rank is not None, "a specification without both is none"
+        rank, alpha, chosen = own.rank, own.alpha or _ALPHA, _chosen(own, model, layers)
+    else:
+        rank, alpha, targets = read_peft_config(Path(own.path), where)
+        chosen = [name for name in layers if is_target(name, targets)]
+    table: Any = model.hf.get_input_embeddings()  # type: ignore[operator]
+    head = set(model.head.parameters()) if whole_head else ()
     record = AdapterRecord(
         rank=rank,
         alpha=alpha,
-        layers=tuple(name for name in chosen if name not in stacks),
-        embeddings=tuple(name for name in chosen if isinstance(layers[name][0], nn.Embedding)),
-        stacks=stacks,
-        whole=tuple(
-            name
-            for name, one in model.hf.named_parameters()
-            if head is not None and any(one is other for other in head.parameters())
-        ),
+        layers=tuple(chosen),
+        embedding=next((name for name in chosen if layers[name] is table), None),
+        whole=tuple(name for name, one in model.hf.named_parameters() if one in head),
         base=str(base.resolve()),
         base_digest=weights_digest(base),
     )
-    shapes: dict[str, tuple[int, ...]] = {
-        name: tuple(model.hf.get_parameter(name).shape) for name in record.whole
-    }
-    for weight, (a, b) in record.factors().items():
-        layer, stored = layers[weight.removesuffix(".weight")]
-        sizes = factor_shapes(layer, stored, rank)
-        width = min(sizes["A"][-1], sizes["B"][-2])
-        if rank > width:
+    shapes: dict[str, Sequence[int]] = {}
+    for name, pair in zip(chosen, record.factors().values(), strict=True):
+        size = layers[name].weight.shape
+        if rank > min(size):
             raise own.broken(
                 "rank",
-                f" must be at most {width}, the width of {weight.removesuffix('.weight')}, got "
-                f"{rank}; lower it, or leave the layer out of LoraSpec.targets",
+                f" must be at most {min(size)}, the width of {name}, got {rank}; lower it, or "
+                "leave the layer out of LoraSpec.targets",
             )
-        shapes |= {a: sizes["A"], b: sizes["B"]}
+        shapes |= zip(pair, record.shapes(name, size), strict=True)
     # ``weights_digest`` has refused a folder without safetensors.
     assert model.weights is not None, "a model on meta has its folder's"
-    start = (
-        _new_factors(record, shapes, spec.lora_seed)
-        if own.path is None
-        else read_peft(record, Path(own.path), where, shapes, model.weights.whole)
-    )
-    return Lora(record, start, torch.promote_types(torch_dtype(spec.dtype), torch.float32))
+    if own.path is None:
+        model.weights.new |= _new_factors(record, shapes, spec.lora_seed)
+    else:
+        shapes |= {name: model.hf.get_parameter(name).shape for name in record.whole}
+        start = read_peft(record, Path(own.path), where, shapes, model.weights.whole)
+        model.weights.new |= start
+    return Lora(record, torch.promote_types(torch_dtype(spec.dtype), torch.float32))
 
 
-def _layers(hf: nn.Module, head: nn.Module | None) -> _Layers:
-    """What of a model may have an adapter; a head that is trained whole has none. Experts of
-    gpt-oss are left out, whose stacks hold the matrices' transposes."""
-    model: Any = hf
-    found: dict[str, tuple[nn.Module, Tensor]] = {}
-    for name, module in hf.named_modules():
-        is_table = module is model.get_input_embeddings() and type(module) is nn.Embedding
-        if is_table or (type(module) is nn.Linear and module is not head):
-            found[name] = (module, module.get_parameter("weight"))
-        elif type(module).__name__.endswith("Experts"):
-            for last, stack in module.named_parameters(recurse=False):
-                if stack.ndim == 3 and not getattr(module, "is_transposed", False):
-                    found[f"{name}.{last}"] = (module, stack)
-    return found
+def _layers(model: PackedModel) -> dict[str, Any]:
+    """What may have an adapter, by name: linear layers but for the head, and an embedding that
+    shares its weight with none. Stacks of experts are no such layers."""
+    hf: Any = model.hf
+    table = hf.get_input_embeddings()
+    return {
+        name: module
+        for name, module in hf.named_modules()
+        if (type(module) is nn.Linear and module is not model.head)
+        or (
+            module is table
+            and type(module) is nn.Embedding
+            and module.weight is not getattr(hf.get_output_embeddings(), "weight", None)
+        )
+    }
 
 
-def _chosen(spec: LoraSpec, model: PackedModel, layers: _Layers) -> list[str]:
+def _chosen(spec: LoraSpec, model: PackedModel, layers: Mapping[str, nn.Module]) -> list[str]:
     """The names that ``targets`` chooses, in the model's order.
 
     Raises:
-        ConfigError: a target is no layer's name, or one of a weight that has two uses.
+        ConfigError: a target is no layer's name.
     """
     if not spec.targets:
         within = {module for block in model.blocks() for module in block.modules()}
-        return [name for name, (layer, one) in layers.items() if layer in within and one.ndim == 2]
+        return [name for name, layer in layers.items() if layer in within]
     for target in spec.targets:
-        if not any(is_named(name, [target]) for name in layers):
+        if not any(is_target(name, [target]) for name in layers):
             known = dict.fromkeys(name.rpartition(".")[2] for name in layers)
             raise spec.broken(
                 "targets",
-                f" must name layers of the model, got {target!r}, which none is called; it has "
-                f"{', '.join(known)}",
+                f" must name layers that can have an adapter, got {target!r}; they are "
+                f"{', '.join(known)} (not experts in a stack, the output layer, or an embedding "
+                "that shares its weight)",
             )
-    found = [name for name in layers if is_named(name, spec.targets)]
-    hf: Any = model.hf
-    table, output = hf.get_input_embeddings(), hf.get_output_embeddings()
-    for name in found:
-        if output is not None and layers[name][1] is table.weight is output.weight:
-            raise spec.broken(
-                "targets",
-                f" must leave {name!r} out, since embedding and output layer of this model share "
-                "one weight, and an adapter would part them",
-            )
-    return found
+    return [name for name in layers if is_target(name, spec.targets)]
 
 
 def _new_factors(
@@ -158,15 +127,11 @@ def _new_factors(
     """Factors whose product is 0: one of them is drawn as peft draws it, in an order that no layout
     changes."""
     generator = torch.Generator().manual_seed(seed)
-    found = {}
-    for weight, (a, b) in record.factors().items():
-        of_embedding = weight.removesuffix(".weight") in record.embeddings
-        drawn, zero = (b, a) if of_embedding else (a, b)
-        found[zero] = torch.zeros(*shapes[zero])
-        found[drawn] = torch.empty(*shapes[drawn])
-        if of_embedding:
-            found[drawn].normal_(generator=generator)
+    found = {name: torch.zeros(*shape) for name, shape in shapes.items()}
+    for name, (a, b) in zip(record.layers, record.factors().values(), strict=True):
+        if name == record.embedding:
+            found[b].normal_(generator=generator)
         else:
-            bound = shapes[a][-1] ** -0.5
-            found[drawn].uniform_(-bound, bound, generator=generator)
+            bound = found[a].shape[1] ** -0.5
+            found[a].uniform_(-bound, bound, generator=generator)
     return found

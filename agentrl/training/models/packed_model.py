@@ -156,13 +156,8 @@ class PackedModel(nn.Module):
 
     def attach_adapters(self) -> None:
         """Makes the adapters, between ``divide`` and whatever shards the model."""
-        if self.lora is None:
-            return
-        self.lora.attach(self.hf)
-        # ``open_lora`` refuses a folder without safetensors, whose model would have its weights.
-        if self.weights is not None:
-            self.weights.new |= self.lora.start
-            self.lora.start = {}
+        if self.lora is not None:
+            self.lora.attach(self.hf)
 
     def fill(self, device: torch.device) -> None:
         """Reads the weights of a model that was built on ``meta``, of a sharded one this process's

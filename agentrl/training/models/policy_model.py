@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -209,9 +208,7 @@ class PolicyModel(PackedModel):
         head = self.head
         if isinstance(head, nn.Linear):
             product = fixed_shapes.linear if self.attention == FIXED else linear
-            chunked = ChunkedHead(head, self.head_dtype, product)
-            adapter: Any = getattr(head, "lora", None)
-            return chunked if adapter is None else adapter.beside_chunks(chunked)
+            return ChunkedHead(head, self.head_dtype, product)
         parameters = list(head.parameters())
         if all(parameter.dtype.itemsize >= 4 for parameter in parameters):
             # Autograd's own sum over chunks is exact enough.

@@ -189,10 +189,6 @@ class LearningRole(Role):
         with self.backend.holding("params"):
             yield from self.backend.parts(self.dtype if dtype is None else torch_dtype(dtype))
 
-    def moving(self) -> frozenset[str] | None:
-        """See ``TrainBackend.moving``."""
-        return self.backend.moving()
-
     @register(Dispatch.FIRST)
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:
         """Checksums by name of the whole tensors in ``dtype`` (docs/engines.md)."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.training.backends.backend import ModelInfo, RoleModel, TrainBackend
+from agentrl.training.backends.backend import ModelInfo, RoleModel
 from agentrl.training.backends.find import find_backend
 from agentrl.training.data.packing import I64, Cut, Extras, Packed, PackedMicroBatches
 from agentrl.training.models.names import torch_dtype
@@ -57,7 +57,11 @@ class Role:
         self.column_dtype = column_dtype(self.dtype)
         self._cut = Cut(place.sp, place.sp_rank)
         backend = find_backend(spec.backend)
-        _check_lora(spec, backend, trains=self.trains)
+        if spec.lora is not None and not backend.has_adapters:
+            raise ConfigError(
+                f"TrainConfig.backend={spec.backend!r} trains no adapters, and LoraSpec asks for "
+                "one; set TrainConfig.backend=fsdp2 or plain, or leave LoraSpec out"
+            )
         self.backend = backend.build(spec, self.asked(), place)
 
     def __init_subclass__(cls) -> None:
@@ -108,22 +112,6 @@ class Role:
             extras=extras,
             cut=self._cut,
             length_of=rounded_length if self.spec.compile else None,
-        )
-
-
-def _check_lora(spec: ModelSpec, backend: type[TrainBackend], *, trains: bool) -> None:
-    if spec.lora is None:
-        return
-    if not trains:
-        raise ConfigError(
-            "LoraSpec is for a role that learns, got it for one that only answers; merge the "
-            "adapter into its model (`agentrl export model --merge`)"
-        )
-    if not backend.has_adapters:
-        raise ConfigError(
-            f"TrainConfig.backend={spec.backend!r} trains no adapters, and LoraSpec.rank="
-            f"{spec.lora.rank} asks for one; set TrainConfig.backend=fsdp2 or plain, or leave "
-            "LoraSpec out"
         )
 
 

@@ -152,6 +152,18 @@ def update(
     return actor.update(update_shards(actor, batch, micro_batch_tokens, world_size)[rank])
 
 
+def own_logprobs(actor: Actor, ids: Sequence[int]) -> np.ndarray:
+    """``[T - 1]`` of each token of a sequence but the first, by the role's own pass."""
+    sampled = np.arange(len(ids)) > 0
+    batch = replace(
+        make_batch((len(ids),)),
+        token_ids=np.asarray(ids, np.int32),
+        kind=np.where(sampled, SegmentKind.POLICY, SegmentKind.PROMPT).astype(np.int8),
+        loss_mask=sampled.astype(np.float32),
+    )
+    return actor.logprobs(BatchShard(batch, np.zeros(1, np.int64), ((0,),)))["old_logprobs"][1:]
+
+
 def update_shards(
     actor: Actor,
     batch: Batch,

@@ -32,10 +32,11 @@ from agentrl.training.models.mixture import (
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.types import SegmentKind
-from tests.engines.tiny import publish, request, sampled
+from agentrl.weight_sync import publish_in_process
+from tests.engines.tiny import all_logprobs, request, sampled
 from tests.tiny_models import write_family
 from tests.training.harness import gradients as step_gradients
-from tests.training.harness import make_actor, make_batch, make_siblings, update
+from tests.training.harness import make_actor, make_batch, make_siblings, own_logprobs, update
 from tests.whole_models import CPU, load_policy
 
 VOCAB = 61
@@ -376,26 +377,28 @@ def test_the_products_of_a_token_are_counted_with_its_own_experts(tmp_path: Path
     assert info.num_active == info.num_parameters - 2 * 3 * 24 * 32
 
 
-async def test_what_is_published_gives_torchs_engine_the_trainers_logprobs(tmp_path: Path) -> None:
+async def test_what_is_published_gives_torchs_engine_the_logprobs_of_trainer_and_transformers(
+    tmp_path: Path,
+) -> None:
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=96)
-    actor = make_actor(str(folder), "sft", backend="plain")
+    actor = make_actor(str(folder), "sft")
     update(actor, make_batch(kind=SegmentKind.TARGET))
     engine = TorchEngineSpec().build(EnginePlace(str(folder), context_tokens=64))
     try:
-        publish(engine, 1, {name: weight.clone() for name, weight in actor.weights()})
+        publish_in_process(actor, engine, 1)
         prompt = np.arange(5, 17, dtype=np.int32)
         ids, logprobs = sampled(await engine.generate(request(prompt, max_new_tokens=20)))
-        assert engine.checksum() == actor.checksum()
     finally:
         engine.close()
-    row = torch.from_numpy(np.concatenate([prompt, ids])).long()
-    model: PolicyModel = actor.backend.model
-    with torch.no_grad():
-        places = torch.arange(row.numel())
-        hidden = model.hidden(row, places[None], [Span(ROOT, 0, row.numel())], places)
-        own = model.answers(hidden).log_softmax(-1)
-    expected = own[prompt.size - 1 : -1].gather(1, row[prompt.size :, None])[:, 0].numpy()
-    assert np.abs(expected - logprobs).max() <= 1e-4
+    row = np.concatenate([prompt, ids])
+    own = own_logprobs(actor, row)[prompt.size - 1 :]
+    np.testing.assert_allclose(logprobs, own, atol=1e-4, rtol=0)
+    actor.export(tmp_path / "exported")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    expected = all_logprobs(theirs, row)[prompt.size - 1 : -1].numpy()
+    np.testing.assert_allclose(
+        logprobs, expected[np.arange(ids.size), ids], atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.slow

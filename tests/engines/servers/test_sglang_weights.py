@@ -18,13 +18,16 @@ from agentrl.engines.weights import (
     WeightArray,
     model_files,
     open_weights,
+    read_config,
     tensor_shapes,
     write_weights,
 )
 from agentrl.errors import DataError
 from tests.engines.sglang.digests import differing
+from tests.tiny_models import write_family
 
 LAYER = "model.layers.0"
+CONFIG = {"num_key_value_heads": 2}
 SHAPES = {
     "model.embed_tokens.weight": (65, 4),
     f"{LAYER}.self_attn.q_proj.weight": (8, 4),
@@ -107,7 +110,7 @@ def test_a_server_with_the_right_weights_has_the_right_digests(
     values: dict[str, np.ndarray], arrays: dict[str, WeightArray], ranks: int
 ) -> None:
     answer = [served(values, rank, ranks) for rank in range(ranks)]
-    assert differing(arrays, answer, num_kv_heads=2) == ([], 7 * ranks)
+    assert differing(arrays, answer, CONFIG) == ([], 7 * ranks)
 
 
 def test_ranks_beyond_the_kv_heads_hold_zeros(
@@ -116,7 +119,7 @@ def test_ranks_beyond_the_kv_heads_hold_zeros(
     qkv = [values[f"{LAYER}.self_attn.{part}_proj.weight"] for part in "qkv"]
     name = f"{LAYER}.self_attn.qkv_proj.weight"
     answer = [{name: digest(*qkv)}, {name: digest(*(np.zeros_like(part) for part in qkv))}]
-    assert differing(arrays, answer, num_kv_heads=1) == ([], 2)
+    assert differing(arrays, answer, {"num_key_value_heads": 1}) == ([], 2)
 
 
 def test_a_vocabulary_is_padded_until_the_ranks_can_share_it(
@@ -126,7 +129,7 @@ def test_a_vocabulary_is_padded_until_the_ranks_can_share_it(
     answer = [
         {name: digest(padded(values[name], 192)[64 * rank : 64 * rank + 64])} for rank in range(3)
     ]
-    assert differing(arrays, answer, num_kv_heads=2) == ([], 3)
+    assert differing(arrays, answer, CONFIG) == ([], 3)
 
 
 def test_one_wrong_bit_is_found(
@@ -134,13 +137,44 @@ def test_one_wrong_bit_is_found(
 ) -> None:
     answer = served(values)
     arrays[f"{LAYER}.self_attn.k_proj.weight"].data[3] ^= 1
-    assert differing(arrays, [answer], 2)[0] == [f"{LAYER}.self_attn.qkv_proj.weight"]
+    assert differing(arrays, [answer], CONFIG)[0] == [f"{LAYER}.self_attn.qkv_proj.weight"]
 
 
 def test_a_tied_head_is_not_compared(
     values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
 ) -> None:
-    assert differing(arrays, [{**served(values), "lm_head.weight": "0" * 16}], 2) == ([], 7)
+    assert differing(arrays, [{**served(values), "lm_head.weight": "0" * 16}], CONFIG) == ([], 7)
+
+
+@pytest.mark.parametrize(
+    ("family", "prefix", "layers"),
+    [
+        ("qwen3_moe", "mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+        ("mixtral", "block_sparse_moe.experts", ("w1", "w3", "w2")),
+    ],
+)
+def test_a_stack_of_experts_is_the_folders_tensors_of_each(
+    tmp_path: Path, family: str, prefix: str, layers: tuple[str, str, str]
+) -> None:
+    folder = write_family(tmp_path / "model", family, vocab_size=65)
+    values = load_file(folder / "model.safetensors")
+    found = {
+        name: WeightArray(name, "float32", value.shape, value.reshape(-1).view(np.uint8))
+        for name, value in values.items()
+    }
+    gate, up, down = (
+        [values[f"{LAYER}.{prefix}.{number}.{layer}.weight"] for number in range(3)]
+        for layer in layers
+    )
+    both = [one for pair in zip(gate, up, strict=True) for one in pair]
+    answer = {
+        f"{LAYER}.{prefix}.w13_weight": digest(*both),
+        f"{LAYER}.{prefix}.w2_weight": digest(*down),
+    }
+    config = read_config(folder)
+    assert differing(found, [answer], config) == ([], 2)
+    found[f"{LAYER}.{prefix}.2.{layers[1]}.weight"].data[3] ^= 1
+    assert differing(found, [answer], config)[0] == [f"{LAYER}.{prefix}.w13_weight"]
 
 
 def test_a_written_file_is_read_by_the_safetensors_library(

@@ -14,7 +14,7 @@ vocabulary to a multiple of 64, the MLP's width to 32 a rank, attention to whole
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -41,9 +41,9 @@ _VOCAB_PADDING = 64
 _MLP_PADDING = 32
 
 
-def require_sent(engine: SGLangEngine, module: torch.nn.Module) -> None:
-    """Each of an engine's servers holds exactly the module's weights, bit by bit, by its own
-    digests.
+def require_sent(engine: SGLangEngine, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Each of an engine's servers holds exactly these weights of Hugging Face names, bit by bit, by
+    its own digests.
 
     On a GPU their hash is one of SGLang's own: there the engine's comparison alone is asked.
     """
@@ -51,11 +51,11 @@ def require_sent(engine: SGLangEngine, module: torch.nn.Module) -> None:
         engine.checksum()
         return
     state = engine.state
-    weights: dict[str, WeightArray] = {
+    arrays: dict[str, WeightArray] = {
         name: WeightArray(
-            name, "float32", tuple(own.shape), own.detach().view(-1).view(torch.uint8).numpy()
+            name, "float32", tuple(own.shape), own.detach().reshape(-1).view(torch.uint8).numpy()
         )
-        for name, own in module.named_parameters()
+        for name, own in weights
     }
     for server in engine.pool.serving:
         answer = httpx.post(
@@ -65,21 +65,22 @@ def require_sent(engine: SGLangEngine, module: torch.nn.Module) -> None:
             trust_env=False,
         ).json()
         ranks = [rank["checksums"] for rank in answer["ranks"]]
-        kv_heads = read_config(state.kind.place.model)["num_key_value_heads"]
-        wrong, compared = differing(weights, ranks, kv_heads)
+        wrong, compared = differing(arrays, ranks, read_config(state.kind.place.model))
         assert compared
         assert not wrong
 
 
 def differing(
-    weights: Mapping[str, WeightArray], ranks: Sequence[Mapping[str, str]], num_kv_heads: int
+    weights: Mapping[str, WeightArray],
+    ranks: Sequence[Mapping[str, str]],
+    config: Mapping[str, Any],
 ) -> tuple[list[str], int]:
     """Compares a server's digests with the weights that it should hold.
 
     Args:
         weights: by Hugging Face name.
         ranks: the server's digests by its own names, for each tensor-parallel rank.
-        num_kv_heads: of the model.
+        config: of the model.
 
     Returns:
         The server's names whose digest is another, or which are not made of ``weights`` alone; and
@@ -89,22 +90,27 @@ def differing(
     compared = 0
     for rank, digests in enumerate(ranks):
         for served, digest in digests.items():
-            parts = _parts(served, weights)
+            parts = _parts(served, weights, config)
             if parts is None and (served.startswith("lm_head.") or ".rotary_emb." in served):
                 continue
             compared += 1
-            if parts is None or _digest(parts, rank, len(ranks), num_kv_heads) != digest:
+            if parts is None or _digest(parts, rank, len(ranks), config) != digest:
                 wrong.append(served)
     return wrong, compared
 
 
-def _parts(served: str, weights: Mapping[str, WeightArray]) -> list[WeightArray] | None:
-    names = part_names(served, {})
+def _parts(
+    served: str, weights: Mapping[str, WeightArray], config: Mapping[str, Any]
+) -> list[WeightArray] | None:
+    names = part_names(served, config)
     known = names and all(name in weights for name in names)
     return [weights[name] for name in names] if known else None
 
 
-def _digest(parts: Sequence[WeightArray], rank: int, num_ranks: int, num_kv_heads: int) -> str:
+def _digest(
+    parts: Sequence[WeightArray], rank: int, num_ranks: int, config: Mapping[str, Any]
+) -> str:
+    num_kv_heads = config["num_key_value_heads"]
     sha = hashlib.sha256()
     for part in parts:
         sha.update(np.ascontiguousarray(_shard(part, rank, num_ranks, num_kv_heads)).data)

@@ -107,7 +107,7 @@ def publish(engine: SGLangEngine, reference: HuggingFace, version: int) -> None:
         session.put(name, parameter)
     session.commit()
     engine.checksum()
-    require_sent(engine, reference.module)
+    require_sent(engine, reference.module.named_parameters())
     engine.resume()
 
 

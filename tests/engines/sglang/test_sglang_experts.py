@@ -1,25 +1,26 @@
-"""A mixture of experts that was trained is served by a real SGLang server with the trainer's
-logprobs."""
+"""A mixture of experts that was trained is served by a real SGLang server with the logprobs of the
+trainer and of transformers.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.training import leave
-from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.tiny import build_tiny_model
 from agentrl.types import SegmentKind
-from agentrl.weight_sync import HttpSender
+from agentrl.weight_sync import HttpSender, publish_in_process
 from tests.engines.sglang.conftest import running_server
-from tests.engines.sglang.models import NEAR, logprobs, made, request
+from tests.engines.sglang.digests import require_sent
+from tests.engines.sglang.models import DTYPE, NEAR, HuggingFace, logprobs, made, request
 from tests.run.tiny_task import demonstrations
-from tests.training.harness import make_actor, make_batch, update
+from tests.training.harness import make_actor, make_batch, own_logprobs, update
 
 pytestmark = pytest.mark.sglang
 
@@ -40,24 +41,19 @@ async def test_a_trained_mixture_is_served_with_the_trainers_logprobs(
         ff=128,
         experts=4,
     )
-    actor = make_actor(str(folder), "sft", backend="plain")
+    actor = make_actor(str(folder), "sft", dtype=DTYPE)
     with running_server(python, folder, tmp_path / "server") as url:
-        update(actor, make_batch(kind=SegmentKind.TARGET))
         engine = build(url, sender=HttpSender, model=str(folder))
-        engine.pause("retract")
-        session = engine.begin_update(1)
-        for name, weight in actor.weights():
-            session.put(name, weight)
-        session.commit()
-        engine.checksum()
-        engine.resume()
-        completion = await engine.generate(request("a", PROMPT, max_new_tokens=16))
-    row = torch.tensor([*PROMPT, *made(completion)])
-    places = torch.arange(row.numel())
-    model = actor.backend.model
-    with torch.no_grad():
-        hidden = model.hidden(row, places[None], [Span(ROOT, 0, row.numel())], places)
-        own = model.answers(hidden).log_softmax(-1)
-    expected = own[len(PROMPT) - 1 : -1].gather(1, row[len(PROMPT) :, None])[:, 0].numpy()
-    np.testing.assert_allclose(logprobs(completion), expected, atol=NEAR)
+        # The digests of the second publish are held against those of the first.
+        for version in (1, 2):
+            update(actor, make_batch(kind=SegmentKind.TARGET, seed=version))
+            await asyncio.to_thread(publish_in_process, actor, engine, version)
+            require_sent(engine, actor.weights(DTYPE))
+            completion = await engine.generate(request(f"v{version}", PROMPT, max_new_tokens=16))
+    served = logprobs(completion)
+    own = own_logprobs(actor, [*PROMPT, *made(completion)])[len(PROMPT) - 1 :]
+    np.testing.assert_allclose(served, own, atol=NEAR, rtol=0)
+    actor.export(tmp_path / "exported")
+    theirs = HuggingFace(tmp_path / "exported").logprobs(PROMPT, made(completion))
+    np.testing.assert_allclose(served, theirs, atol=NEAR, rtol=0)
     leave()

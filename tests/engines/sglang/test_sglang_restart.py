@@ -96,7 +96,7 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
         while sorted(one.state for one in engine.pool.servers) != ["serving", "serving"]:
             await asyncio.sleep(0.2)
     await asyncio.to_thread(engine.checksum)
-    require_sent(engine, reference.module)
+    require_sent(engine, reference.module.named_parameters())
     again = await asyncio.gather(
         *(engine.generate(request(f"again{n}", p)) for n, p in enumerate(prompts))
     )

@@ -71,7 +71,7 @@ async def test_the_servers_serve_what_the_trainer_has(
         report = await asyncio.to_thread(publish_in_process, actor, engine, version)
         assert report is not None
         assert engine.checksum() == actor.checksum(DTYPE)
-        require_sent(engine, reference.module)
+        require_sent(engine, reference.module.named_parameters())
         answer = await engine.generate(request(f"v{version}", PROMPT))
         assert versions(answer) == [version]
         np.testing.assert_allclose(
@@ -178,7 +178,7 @@ async def test_one_wrong_bit_is_seen_by_the_oracle(
     alter_payload(monkeypatch)
     await asyncio.to_thread(publish_in_process, actor, engine, 1)
     with pytest.raises(AssertionError):
-        require_sent(engine, reference.module)
+        require_sent(engine, reference.module.named_parameters())
 
 
 async def test_other_weights_than_the_trainers_are_seen_by_the_probe(

@@ -396,9 +396,7 @@ async def test_what_is_published_gives_torchs_engine_the_logprobs_of_trainer_and
     actor.export(tmp_path / "exported")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
     expected = all_logprobs(theirs, row)[prompt.size - 1 : -1].numpy()
-    np.testing.assert_allclose(
-        logprobs, expected[np.arange(ids.size), ids], atol=1e-4, rtol=0
-    )
+    np.testing.assert_allclose(logprobs, expected[np.arange(ids.size), ids], atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import numpy as np
 from agentrl.engines import EnginePlace, RolloutEngine
 from agentrl.engines.torch import TorchEngine
 from agentrl.types import Batch, SegmentKind
-from agentrl.types.routing import Experts, unrecorded_rows
+from agentrl.types.routing import Experts
 from tests.engines.tiny import random_ids, request, sampled
 from tests.training.harness import make_batch
 
@@ -54,8 +54,10 @@ async def play(engine: RolloutEngine, group: int, rollout: int, temperature: flo
         logprobs = np.concatenate([logprobs, known, drawn, nothing])
     experts = answer.routed_experts
     if experts is not None:
-        rest = unrecorded_rows(ids.size - len(experts), experts.shape[1:], experts.dtype)
-        experts = np.concatenate([experts, rest])
+        # nobody told those of the last tokens
+        rest = (ids.size - len(experts), *experts.shape[1:])
+        nobody = np.full(rest, np.iinfo(experts.dtype).max, experts.dtype)
+        experts = np.concatenate([experts, nobody])
     return Episode(ids, logprobs, experts)
 
 

@@ -27,7 +27,6 @@ actor_rollout_ref.model.path model.path
 actor_rollout_ref.model.lora_rank model.lora.rank
 actor_rollout_ref.model.lora_alpha model.lora.alpha
 actor_rollout_ref.model.target_modules model.lora.targets
-actor_rollout_ref.model.lora_adapter_path model.lora.path
 actor_rollout_ref.model.enable_gradient_checkpointing train.gradient_checkpointing
 actor_rollout_ref.actor.optim.lr optim.lr
 actor_rollout_ref.actor.optim.weight_decay optim.weight_decay

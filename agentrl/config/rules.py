@@ -115,6 +115,8 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
 
 def _lora_faults(stage: StageConfig) -> Iterator[Fault]:
     """What does not go with adapters."""
+    if _is_skipped(stage):
+        return
     own = {"optim": stage.model.lora, "critic.optim": stage.critic.lora}
     for key, lora in own.items():
         optim = stage.optim if key == "optim" else stage.critic.optim
@@ -125,13 +127,10 @@ def _lora_faults(stage: StageConfig) -> Iterator[Fault]:
                 f"{key}.name",
                 "model.lora" if key == "optim" else "critic.lora",
             )
-    if stage.model.lora.path is not None and stage.starts_from != "model":
-        yield fault(
-            f"model.lora.path={stage.model.lora.path!r} is an adapter of model.path, and the stage "
-            f"{stage.name!r} starts from the merged weights of {stage.starts_from!r}; leave it out "
-            "and set model.lora.rank, or train one stage",
-            "model.lora.path",
-        )
+
+
+def _is_skipped(stage: StageConfig) -> bool:
+    return stage.when == "built" and stage.model.path is not None
 
 
 def sampler_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -401,7 +400,14 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
             f"{stage.starts_from!r}; name one",
             "starts_from",
         )
-    skipped = [one.name for one in earlier if one.when == "built" and one.model.path is not None]
+    skipped = [one.name for one in earlier if _is_skipped(one)]
+    if stage.model.lora.path is not None and stage.starts_from not in ("model", *skipped):
+        yield fault(
+            f"model.lora.path={stage.model.lora.path!r} is an adapter of model.path, and the stage "
+            f"{stage.name!r} starts from the merged weights of {stage.starts_from!r}; leave it out "
+            "and set model.lora.rank, or train one stage",
+            "model.lora.path",
+        )
     starts = ["model", *(name for name in kinds if name not in skipped)]
     for key, other in stage.others.items():
         if other.stage is not None and other.stage not in starts:

@@ -65,6 +65,14 @@ def test_an_adapter_to_go_on_from_belongs_to_the_first_stage(problems: Problems)
     ) in line
 
 
+def test_a_stage_that_is_skipped_says_nothing_of_adapters(write: Write) -> None:
+    stages = "stages:\n  - {name: warmup, when: built, optim: {name: muon}}\n  - {name: rl}\n"
+    for own in ("rank=8", "path=adapter"):
+        config = load_config(write(stages), [f"model.lora.{own}"])
+        (stage,) = config.resolved_stages()
+        assert stage.model.lora.given
+
+
 def recipe(write: Write, model: Path, *overrides: str) -> StageRecipe:
     (stage,) = load_config(write("", head=MINIMAL), overrides).resolved_stages()
     others = {"critic": model, "reference": None}

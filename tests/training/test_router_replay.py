@@ -15,6 +15,7 @@ import torch
 from agentrl.errors import ConfigError
 from agentrl.training import Actor, DistSpec, Reference, ReferenceSpec
 from agentrl.training.data.packing import WHOLE, Cut, Packed, PackedMicroBatches
+from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.types import Batch, BatchShard, RoutingShape
 from agentrl.types.batch import token_rows
 from agentrl.types.routing import recorded
@@ -212,7 +213,12 @@ def test_a_reference_routes_itself(mixture: str) -> None:
     reference = Reference(ReferenceSpec(mixture), DistSpec())
     batch = with_experts(make_siblings(), SHAPE)
     plain = replace(batch, routed_experts=None)
-    assert logprobs(reference, batch).tolist() == logprobs(reference, plain).tolist()
+    alone = logprobs(reference, plain).tolist()
+    assert logprobs(reference, batch).tolist() == alone
+    # so does the policy without its adapter
+    actor = actor_of(mixture, replays=True, lora=LoraSpec(rank=2))
+    assert actor.reference_logprobs(whole_shard(batch))["ref_logprobs"].tolist() == alone
+    assert logprobs(actor, batch).tolist() != alone
 
 
 def test_a_dense_model_has_nothing_to_replay(model_path: str) -> None:

@@ -53,6 +53,8 @@ _KEYS = f"model.{PREFIX}"
 
 _Done: TypeAlias = Callable[[Path], object]
 """Told of each file that is whole."""
+_Reader: TypeAlias = Callable[[Collection[str], torch.dtype], dict[str, Tensor]]
+"""Gives weights and buffers by name."""
 
 
 def export_checkpoint(
@@ -172,8 +174,9 @@ def _write_weights(
     done: _Done,
 ) -> int:
     hf, served = _model(checkpoint / MODEL_FOLDER), torch_dtype(dtype)
+    read: _Reader = partial(_read, checkpoint)
     if record is None:
-        sizes, read = _sizes(checkpoint), partial(_read, checkpoint)
+        sizes = _sizes(checkpoint)
     else:
         saved = hf.state_dict()
         sizes = {name: one.shape for name, one in hf.named_buffers() if name in saved}
@@ -217,9 +220,7 @@ def _model(folder: Path) -> Any:
         return getattr(transformers, config.architectures[0])(config)
 
 
-def _merged(
-    checkpoint: Path, record: AdapterRecord, hf: Any
-) -> Callable[[Collection[str], torch.dtype], dict[str, Tensor]]:
+def _merged(checkpoint: Path, record: AdapterRecord, hf: Any) -> _Reader:
     """Reads the base of a checkpoint's adapter, with it.
 
     Raises:

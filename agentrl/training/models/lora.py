@@ -51,7 +51,9 @@ class Adapter(nn.Module):
     def _add(self, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if not self._lora.is_on:
             return output
-        (given,), a, b = args, self.A, self.B
+        (given,) = args
+        a: Tensor = self.A
+        b: Tensor = self.B
         if isinstance(layer, VocabularyEmbedding):
             low = layer.look_up(given, local(a).T)
         elif isinstance(layer, nn.Embedding):

@@ -162,8 +162,10 @@ class Actor(PolicyRole, LearningRole):
     @register(Dispatch.DATA, collect=Collect.COLUMNS)
     def reference_logprobs(self, shard: BatchShard) -> dict[str, Floats]:
         """``{"ref_logprobs": [T]}`` of the model without its adapter; zeros off the mask."""
+        # As a reference of its own, it routes itself.
+        own = replace(shard, batch=replace(shard.batch, routed_experts=None))
         with self.backend.without_adapter():
-            return {"ref_logprobs": self.trained_logprobs(shard)}
+            return {"ref_logprobs": self.trained_logprobs(own)}
 
     @register(Dispatch.DATA, collect=Collect.COLUMNS, needs=())
     def advantages(self, shard: BatchShard) -> dict[str, Floats]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from agentrl.store import RunDirectory
+from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import TRAINED, metrics, train
 
 CODE = Path(__file__).resolve().parents[2] / "examples" / "code" / "config.yaml"
@@ -23,6 +24,20 @@ def differences(run_dir: Path) -> Sequence[Any]:
 @pytest.mark.invariant
 def test_no_token_differs_in_a_deterministic_run(trained: RunDirectory) -> None:
     assert differences(trained.root) == [0.0, 0.0]
+    reader = TrajectoryReader(trained)
+    learned = [*reader.annotations(stage="rl")]
+    ids = [one.trajectory_id for one in learned]
+    stored = dict(zip(ids, (one.trajectory for one in reader.get_many(ids)), strict=True))
+    tokens = 0
+    for one in learned:
+        segments = [part for turn in stored[one.trajectory_id].turns for part in turn.segments]
+        sampled = [part.logprobs for part in segments if part.logprobs is not None]
+        trainers, samplers = one.arrays["old_logprobs"], np.concatenate(sampled)
+        is_trained = np.isfinite(trainers)
+        assert np.array_equal(trainers[is_trained], samplers[is_trained])
+        tokens += int(is_trained.sum())
+    counted = [row.get("count/trained_tokens", 0) for row in metrics(trained.root)]
+    assert tokens == sum(counted[-2:]) > 0
 
 
 @pytest.mark.slow
@@ -40,9 +55,12 @@ def test_no_token_of_the_code_example_differs(tmp_path: Path) -> None:
         "run.deterministic=true",
         f"run.base_dir={CODE.parent}",
         "placement.mode=inline",
-        "stages.warmup.steps=40",
-        "stages.rl.steps=4",
+        "stages.warmup.steps=20",
+        # so short a warm-up earns no reward yet: all tokens are trained, by their entropy
+        "stages.rl.algorithm={name: grpo, filter_zero_variance: false, entropy_coef: 0.1}",
+        "stages.rl.steps=3",
+        "stages.rl.train.batch_prompts=4",
         "stages.rl.eval.sets={}",
         text=CODE.read_text(encoding="utf-8"),
     )
-    assert differences(run_dir) == [0.0] * 4
+    assert differences(run_dir) == [0.0] * 3

@@ -106,7 +106,7 @@ def test_a_correction_that_began_goes_on_after_a_kill(config: Path, run_dir: Pat
         "mismatch/weight" in row for row in metrics(run_dir) if row["stage"] == "rl" and row["step"]
     ]
     assert weighed == [False, True, True, True, True]
-    told = [event["event"] for event in read_jsonl(run_dir / "events.jsonl")]
+    told = [record.get("event") for record in read_jsonl(run_dir / "logs" / "driver.jsonl")]
     assert told.count("rollout_correction") == 1
 
 

@@ -97,7 +97,7 @@ def next_correction(
     if state.get(CORRECTED) or not max(found, default=0.0) > settings.above:
         return state
     logger.warning(
-        "The engine's logprobs are %.3g nats from the trainer's on average, more than "
+        "The sampler's logprobs are %.3g nats from the trainer's on average, more than "
         "rollout_correction.above=%g: level='auto' weighs tokens from the next step on",
         max(found),
         settings.above,

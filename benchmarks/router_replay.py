@@ -223,7 +223,8 @@ def report_learning(figures: Figures, arguments: argparse.Namespace) -> None:
 def column(run: Path, metric: str) -> list[float]:
     """A metric of the RL stage by step."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row[metric] for row in map(json.loads, lines) if row.get("stage") == "rl"]
+    rows = (row for row in map(json.loads, lines) if row.get("stage") == "rl")
+    return [row[metric] for row in rows if metric in row]
 
 
 PARTS = {"mismatch": report_mismatch, "learning": report_learning}

@@ -9,8 +9,9 @@ What replay is worth depends on how large a model's weights are: where they are 
 little, and most of the difference is the rounding of all else. A router of width d sees hidden
 states whose root mean square is 1, so its logits' standard deviation is ``initializer_range`` · √d.
 Of Qwen3-30B-A3B's config.json it is .02 · √2048 = .91. The comparison is held to a half in a model
-of that spread, and reported for others. Fewer than a thousand tokens are too few: a tenth of them
-change experts, and the ratio is theirs.
+of that spread, and reported for others; a model after its warm-up is seen in the learning part,
+where little is left to replay. Fewer than a thousand tokens are too few: a tenth of them change
+experts, and the ratio is theirs.
 """
 
 from __future__ import annotations
@@ -223,7 +224,8 @@ def report_learning(figures: Figures, arguments: argparse.Namespace) -> None:
 def column(run: Path, metric: str) -> list[float]:
     """A metric of the RL stage by step."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row[metric] for row in map(json.loads, lines) if row.get("stage") == "rl"]
+    rows = (row for row in map(json.loads, lines) if row.get("stage") == "rl")
+    return [row[metric] for row in rows if metric in row]
 
 
 PARTS = {"mismatch": report_mismatch, "learning": report_learning}

@@ -74,7 +74,9 @@ def recorded(record: Experts) -> Bools:
 
 def row_numbers(ids: I32, record: Experts) -> I32:
     """``[n]`` a number of each token: equal for equal ids with equal experts alone."""
-    parts = [ids[:, None].view(np.uint8), record.reshape(len(record), -1).view(np.uint8)]
+    # of an empty batch the width is not -1
+    flat = record.reshape(len(record), record.shape[1] * record.shape[2])
+    parts = [ids[:, None].view(np.uint8), flat.view(np.uint8)]
     numbers: dict[bytes, int] = {}
     rows = map(np.ndarray.tobytes, np.concatenate(parts, 1))
     found = [numbers.setdefault(row, len(numbers)) for row in rows]

@@ -95,6 +95,13 @@ def test_padding_routes_itself() -> None:
     assert (packed.experts[-5:] == -1).all()
 
 
+def test_a_rank_without_samples_has_a_filler_that_routes_itself() -> None:
+    none = with_experts(all_wanted(make_siblings()), SHAPE).select([])
+    (packed,) = rows(BatchShard(none, np.zeros(0, np.int64), ((),)))
+    assert packed.experts.tolist() == [[[-1, -1], [-1, -1]]]
+    assert none.num_unrecorded == 0
+
+
 def test_what_other_experts_computed_is_not_shared() -> None:
     batch = with_experts(all_wanted(make_siblings(16)), SHAPE)
     assert batch.routed_experts is not None

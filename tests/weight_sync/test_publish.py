@@ -60,6 +60,27 @@ async def test_the_engine_serves_what_the_trainer_has(actor: Actor, engine: Torc
     assert concat_ids(before.segments).tolist() != concat_ids(after.segments).tolist()
 
 
+async def test_what_is_served_stays_while_the_trainer_writes_in_place(
+    actor: Actor, engine: TorchEngine
+) -> None:
+    publish_in_process(actor, engine, 4)
+    sums, before = engine.checksum(), await engine.generate(request())
+    steps: list[int] = []
+
+    def step(ids: np.ndarray, _logprobs: np.ndarray) -> None:
+        # between two tokens of the request, from the engine's own thread
+        change(actor)
+        steps.append(ids.size)
+
+    after = await engine.generate(replace(request(), on_tokens=step))
+    assert len(steps) > 1
+    assert engine.checksum() == sums
+    ((one,), (other,)) = before.segments, after.segments
+    assert other.policy_version == 4
+    assert other.token_ids.tolist() == one.token_ids.tolist()
+    np.testing.assert_allclose(other.logprobs, one.logprobs, atol=1e-5)
+
+
 async def test_publishing_unchanged_weights_changes_nothing_but_the_version(
     actor: Actor, engine: TorchEngine
 ) -> None:

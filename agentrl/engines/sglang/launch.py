@@ -81,6 +81,9 @@ class SGLangServers:
         place: what is served.
         spec: how.
 
+    Attributes:
+        routing: see ``ServerKind.routing``.
+
     Raises:
         ConfigError: ``context_tokens`` above what the model was made for, ``tp_size`` ranks that
             cannot share it, or float32 on a GPU; a server would say so minutes later, in its log.
@@ -98,7 +101,8 @@ class SGLangServers:
                 "(each rank of a server has as many heads as the others), got "
                 f"{spec.tp_size}; choose a divisor, or set it to 1"
             )
-        self._experts = ServedExperts.of(place)
+        experts = ServedExperts.of(place)
+        self.routing: RoutingShape | None = None if experts is None else experts.routing
         self.device = spec.device
         if not spec.urls and not spec.command:
             offered = self._ask_environment()
@@ -110,18 +114,13 @@ class SGLangServers:
                 "have no float32), got 'float32'; set it, or SGLangEngineSpec.device=cpu"
             )
 
-        if not spec.urls and self.device == "cpu" and self._experts is not None:
+        if not spec.urls and self.device == "cpu" and self.routing is not None:
             raise ConfigError(
                 "EnginePlace.routed_experts needs SGLang servers on a GPU (they keep experts in "
                 "memory that CUDA registers), got SGLangEngineSpec.device='cpu'; set "
                 "TrainConfig.router_replay=off, or use the engine "
                 f"{engines_with('routed_experts')}"
             )
-
-    @property
-    def routing(self) -> RoutingShape | None:
-        """See ``ServerKind.routing``."""
-        return None if self._experts is None else self._experts.routing
 
     def client(self, name: str, url: str, labels: WeightLabels) -> SGLangClient:
         """A client of one server."""
@@ -171,7 +170,7 @@ class SGLangServers:
             "max-running-requests": spec.max_running_requests,
             "page-size": spec.page_size,
             "max-total-tokens": self._kv_tokens(),
-            "enable-return-routed-experts": self._experts is not None,
+            "enable-return-routed-experts": self.routing is not None,
         }
         arguments |= self._shared_arguments()
         if spec.kv_memory_fraction is not None:

@@ -2,7 +2,8 @@
 two machines.
 
 ``python -m benchmarks.delta`` trains a random model of 125 million parameters with AdamW at 1e-6,
-served in bfloat16. ``--only link`` needs root and iproute2, for two network namespaces.
+served in bfloat16. ``--only link`` needs root and iproute2, for two network namespaces; with
+``--sglang PYTHON`` its workers have servers, which are given whole tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import Worker
 from agentrl.engines import EnginePlace, EnginePlan, ServedDtype
+from agentrl.engines.sglang import SGLangEngineSpec
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.training import Actor, ActorSpec, DistSpec, OptimSpec
 from agentrl.training.backends.backend import StatSum
@@ -76,9 +78,12 @@ def actor_spec(folder: Path, lr: float) -> RowActorSpec:
     return RowActorSpec(str(folder), make_algorithm("sft"), OptimSpec(lr=lr))
 
 
-def engine_plan(folder: Path) -> EnginePlan:
+def engine_plan(folder: Path, sglang: str | None = None) -> EnginePlan:
     place = EnginePlace(str(folder), dtype=DTYPE, max_running=2, num_threads=1)
-    return EnginePlan(TorchEngineSpec(), place)
+    if sglang is None:
+        return EnginePlan(TorchEngineSpec(), place)
+    own = replace(place, folder=str(folder.with_name("servers")), kv_tokens=1024)
+    return EnginePlan(SGLangEngineSpec(python=sglang, device="cpu"), own)
 
 
 @contextmanager
@@ -173,6 +178,7 @@ def link(figures: Figures, arguments: argparse.Namespace) -> None:
     ):
         own = ["--driver", str(folder), "--far", far, "--scratch", short]
         own += ["--shape", arguments.shape, "--lr", str(arguments.lr)]
+        own += ["--sglang", arguments.sglang] if arguments.sglang else []
         driver = subprocess.run(
             ["ip", "netns", "exec", near, sys.executable, "-c", start, *own],
             cwd=ROOT,
@@ -213,14 +219,16 @@ def _drive(arguments: argparse.Namespace) -> None:
     with ray_node(arguments.far, Path(arguments.scratch, "far"), FAR, *options):
         pool = rollout_workers(placement)
         group.setup({"actor": actor_spec(folder, arguments.lr)})
-        pool.setup(RolloutWorkerSpec(engine_plan(folder), rollout_spec()))
+        pool.setup(RolloutWorkerSpec(engine_plan(folder, arguments.sglang), rollout_spec()))
         publish = ServedSync().publish
         for version in range(6):
             # a full one first, and again
             changes = version not in (0, 3)
             before = _link_bytes()
             reports = publish("main", RoleHandle(group, "actor"), pool, version, changes=changes)
-            found["delta" if changes else "full"].append(_link_bytes() - before)
+            # A worker of servers keeps a copy from the first change on, and is sent all for it.
+            is_delta = changes and not (arguments.sglang and version == 1)
+            found["delta" if is_delta else "full"].append(_link_bytes() - before)
             print(version, changes, reports, file=sys.stderr)
             group.call("actor", "train_row", args=(arguments.shape, version))
         pool.close()
@@ -249,6 +257,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lr", type=float, default=1e-6, help="of AdamW (1e-6)")
     parser.add_argument("--shape", default="125M", help="of the model (125M)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sglang", help="interpreter of an environment with SGLang")
     for internal in ("--driver", "--far", "--scratch"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
     add_arguments(parser, benchmark="delta")

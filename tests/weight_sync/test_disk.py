@@ -175,8 +175,14 @@ def test_a_version_may_have_several_files(
             {"weights_folder": "s3://b/w"},
             r"weights_folder='s3://b/w' is a URL, and .* set weights_m",
         ),
-        ({"weights_folder": "w"}, "weights_folder must be absolute, .* got 'w'; write all of it"),
-        ({"weights_folder": "/w", "weights_mount": "m"}, "weights_mount must be absolute"),
+        (
+            {"weights_folder": "w"},
+            "weights_folder must be an absolute path, .* got 'w'; write all of it",
+        ),
+        (
+            {"weights_folder": "/w", "weights_mount": "s3://m"},
+            "weights_mount must be an absolute path",
+        ),
         ({"weights_mount": "/m"}, "weights_mount needs weights_folder, got '/m' without it"),
         (
             {"weights_folder": "/w", "weight_sync": "http"},

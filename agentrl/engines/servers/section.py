@@ -96,13 +96,13 @@ class ServersSpec(EngineSpec):
                 f"='{folder}' is a URL, and servers load weights from a folder; set weights_mount "
                 "to the one as which they see it",
             )
-        paths = {"weights_folder": folder, "weights_mount": mount or folder}
+        paths = {"weights_folder": "/" if is_url(folder) else folder, "weights_mount": mount or "/"}
         for name, path in paths.items():
-            if not is_url(path) and not path.startswith("/"):
+            if not path.startswith("/"):
                 raise self.broken(
                     name,
-                    f" must be absolute, since servers begin elsewhere, got '{path}'; write all of "
-                    "it",
+                    " must be an absolute path, since servers start in other folders, got "
+                    f"'{path}'; write all of it",
                 )
         return self
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from agentrl.engines.weights import read_config, tensor_shapes
 from agentrl.types import Experts, RoutingShape
 
 _EXPERT = re.compile(r"\.layers\.(\d+)\..*\bexperts\.")
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +46,8 @@ class ServedExperts:
         layers = tuple(sorted({int(one[1]) for one in found if one is not None}))
         if not layers:
             return None
-        config = read_config(place.model)
-        config = config.get("text_config") or config
-        experts = next(int(config[name]) for name in _COUNTS if config.get(name))
-        routing = RoutingShape(len(layers), experts, int(config["num_experts_per_tok"]))
+        config = text_config(read_config(place.model))
+        routing = RoutingShape(len(layers), num_experts(config), int(config["num_experts_per_tok"]))
         return cls(routing, layers, int(config["num_hidden_layers"]))
 
     def read(self, text: str) -> Experts:
@@ -64,3 +63,16 @@ class ServedExperts:
             raise ValueError(f"experts {low} to {high} of a model of {self.routing}")
         found: Experts = rows.astype(self.routing.dtype)
         return found
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of the text model of one that sees, too."""
+    found: Mapping[str, Any] = config.get("text_config") or config
+    return found
+
+
+def num_experts(config: Mapping[str, Any]) -> int:
+    """Of each mixture, by the ``config.json`` of a model that has some."""
+    own = text_config(config)
+    counts = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next(int(own[name]) for name in counts if own.get(name))

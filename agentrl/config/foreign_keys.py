@@ -73,6 +73,7 @@ reward_model.model.path reward.model.path
 trainer.nnodes placement.nodes
 trainer.n_gpus_per_node placement.gpus
 actor_rollout_ref.actor.ulysses_sequence_parallel_size placement.sp_size
+actor_rollout_ref.actor.megatron.expert_model_parallel_size train.ep_size
 trainer.total_epochs train.epochs
 trainer.val_before_train eval.before
 trainer.test_freq eval.every

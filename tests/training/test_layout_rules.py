@@ -160,11 +160,19 @@ def test_layers_that_mix_tokens_without_attention_are_not_cut() -> None:
         check_sequence_parallel(config, 1, 2, NAMED)
 
 
-def test_a_role_refuses_its_layout_before_it_loads_anything(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "ep", "message"),
+    [
+        (DistSpec(world_size=5, tp=5), 1, "PlacementConfig.tp_size must divide the 12 attention"),
+        (DistSpec(world_size=2), 2, "TrainConfig.ep_size=2 divides the experts of qwen3_moe"),
+    ],
+)
+def test_a_role_refuses_its_layout_before_it_loads_anything(
+    place: DistSpec, ep: int, message: str, tmp_path: Path
+) -> None:
     Qwen3Config(**SHAPE).save_pretrained(tmp_path)  # and no weights
-    place = DistSpec(world_size=5, tp=5)
-    with pytest.raises(ConfigError, match=r"PlacementConfig\.tp_size must divide the 12 attention"):
-        Reference(ReferenceSpec(str(tmp_path)), place)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Reference(ReferenceSpec(str(tmp_path), sharding=Sharding(ep=ep)), place)
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from agentrl.engines import EnginePlace
 from agentrl.engines.torch import TorchEngineSpec
-from agentrl.engines.torch.model.families import MIXTURES
 from agentrl.errors import ConfigError
 from agentrl.metrics.names import describe
 from agentrl.training.data.prefix_tree import ROOT, Span
-from agentrl.training.models import mixture, trunk
+from agentrl.training.models import mixture, policy_model, trunk
 from agentrl.training.models.expert_loads import ExpertLoads
 from agentrl.training.models.mixture import (
     Balance,
@@ -156,19 +156,12 @@ def test_a_family_that_computes_otherwise_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_family(tmp_path / "model", "mixtral", vocab_size=VOCAB)
-    monkeypatch.setitem(
-        MIXTURES,  # type: ignore[arg-type]
-        "mixtral",
-        mixture.MixtureFamily(softmax="chosen"),
-    )
-    load_policy(ModelSpec(str(folder)))  # the same gates by another way
     normed = Mixture.__init__
 
     def unnormed(self: Mixture, *args: Any) -> None:
         normed(self, *args)
         self._norms = False
 
-    monkeypatch.undo()
     monkeypatch.setattr(Mixture, "__init__", unnormed)
     with pytest.raises(ConfigError, match="MixtralForCausalLM"):
         load_policy(ModelSpec(str(folder)))
@@ -338,7 +331,7 @@ def test_loads_are_counted_by_samples_and_told_by_groups_of_layers() -> None:
     )
     assert all(describe(name) for name in loads.metrics())
     # of all 6 tokens in both: expert 0 has 5 of them, 1 has 6, 2 has 1
-    assert loads.shares().tolist() == pytest.approx([5 / 6, 1.0, 1 / 6])
+    assert loads.balance(2.0).tolist() == pytest.approx([5 / 6, 1.0, 1 / 6])
 
 
 def test_an_update_counts_loads_and_its_balancing_loss_has_no_micro_batches(
@@ -399,9 +392,43 @@ async def test_what_is_published_gives_torchs_engine_the_logprobs_of_trainer_and
     np.testing.assert_allclose(logprobs, expected[np.arange(ids.size), ids], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("dense_layers", [[], [1]])
+def test_a_mixture_computes_all_rows_and_a_dense_layer_the_chosen_ones(
+    dense_layers: list[int], tmp_path: Path
+) -> None:
+    folder = write_family(
+        tmp_path / "model", "qwen3_moe", vocab_size=VOCAB, mlp_only_layers=dense_layers
+    )
+    model = load_policy(ModelSpec(str(folder), dtype="float64"))
+    assert model.routing is not None
+    assert model.skips_mlp_rows
+    computed: list[int] = []
+    last: Any = model.blocks()[-1]
+    inner = last.mlp if dense_layers else last.mlp.experts
+    inner.register_forward_hook(lambda _, args, __: computed.append(args[0].shape[-2]))
+    whole = packed_hidden(model)
+    positions = torch.cat([torch.arange(size) for size in SIZES])
+    spans = [Span(ROOT, 0, size) for size in SIZES]
+    found = model.hidden(tokens(), positions[None], spans, torch.tensor([9, 3]))
+    torch.testing.assert_close(found, whole[[9, 3]], rtol=1e-12, atol=1e-12)
+    # 13 tokens of two experts each, so that loads are those of all tokens
+    assert computed == ([13, 2] if dense_layers else [26, 26])
+    assert [one.experts.shape[0] for one in model.routing.last.values()] == [13] * (
+        2 - len(dense_layers)
+    )
+
+
 @pytest.mark.slow
 def test_compiled_layers_leave_experts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trunk, "COMPILER", "aot_eager")
+    torch._dynamo.reset()
+    operations: list[str] = []
+
+    def recorded(module: GraphModule, _inputs: Any) -> Any:
+        operations.extend(str(node.target) for node in module.graph.nodes)
+        return module.forward
+
+    for own in (trunk, policy_model):
+        monkeypatch.setattr(own, "COMPILER", recorded)
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=96)
     batch = make_batch(kind=SegmentKind.TARGET)
     found = []
@@ -411,3 +438,5 @@ def test_compiled_layers_leave_experts_out(tmp_path: Path, monkeypatch: pytest.M
         found.append(step_gradients(actor))
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-9, atol=1e-10)
+    assert any("linear" in one for one in operations)
+    assert not [one for one in operations if "topk" in one or "sort" in one]

@@ -20,6 +20,7 @@ from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.model_check import SPARE_POSITIONS
 from agentrl.engines.sglang.routed_experts import ServedExperts
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
+from agentrl.engines.torch.model.families import is_mixture
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types import RoutingShape
@@ -87,6 +88,7 @@ class SGLangServers:
     Raises:
         ConfigError: ``context_tokens`` above what the model was made for, ``tp_size`` ranks that
             cannot share it, or float32 on a GPU; a server would say so minutes later, in its log.
+            Or a mixture of experts with tied embeddings, of which it would say nothing.
         MachineError: the interpreter is missing, or its environment holds no SGLang, or an old one.
     """
 
@@ -100,6 +102,12 @@ class SGLangServers:
                 f"SGLangEngineSpec.tp_size must divide the model's num_attention_heads={heads} "
                 "(each rank of a server has as many heads as the others), got "
                 f"{spec.tp_size}; choose a divisor, or set it to 1"
+            )
+        if self.sizes.ties_embeddings and is_mixture(Path(place.model)):
+            raise ConfigError(
+                f"SGLang does not tie the output layer of a mixture of experts, and {place.model} "
+                "has tie_word_embeddings=true, so that every logit would be 0; use "
+                "rollout.engine=torch, or save the model with an output layer of its own"
             )
         experts = ServedExperts.of(place)
         self.routing: RoutingShape | None = None if experts is None else experts.routing

@@ -106,13 +106,13 @@ def rank_shards(
 
 
 _STACKS = {
-    "experts.w13_weight": ("gate_proj", "up_proj"),
-    "experts.w2_weight": ("down_proj",),
+    "mlp.experts.w13_weight": ("gate_proj", "up_proj"),
+    "mlp.experts.w2_weight": ("down_proj",),
     # Mixtral's folders have other names
     "block_sparse_moe.experts.w13_weight": ("w1", "w3"),
     "block_sparse_moe.experts.w2_weight": ("w2",),
 }
-"""The folder's projections of each expert of a stack, by the longest end that a name has."""
+"""The folder's projections of each expert of a stack, by the end of its name."""
 
 
 def part_names(served: str, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -125,10 +125,9 @@ def part_names(served: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """
     if ".rotary_emb." in served:
         return ()
-    if ends := [end for end in _STACKS if served.endswith(f".{end}")]:
-        prefix = served.rpartition(".")[0]
-        layers, numbers = _STACKS[max(ends, key=len)], range(num_experts(config))
-        return tuple(f"{prefix}.{n}.{layer}.weight" for n in numbers for layer in layers)
+    if layers := _STACKS.get(".".join(served.split(".")[-3:])):
+        prefix, count = served.rpartition(".")[0], num_experts(config)
+        return tuple(f"{prefix}.{n}.{layer}.weight" for n in range(count) for layer in layers)
     if served.startswith("visual."):
         # Qwen's vision tower has queries, keys and values in one tensor of its own
         served = served.replace(".attn.qkv_proj.", ".attn.qkv.")

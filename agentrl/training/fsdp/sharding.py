@@ -53,9 +53,11 @@ def shard_over(
         # A sum of bfloat16 gradients would be rounded once a rank.
         reduce_dtype=torch.promote_types(dtype, torch.float32),
     )
-    apart: list[nn.Module] = [] if experts is None else [one.experts for one in model.mixtures()]
+    apart: dict[nn.Module, DeviceMesh] = {}
+    if experts is not None:
+        apart = {one.experts: experts for one in model.mixtures()}
     for module in (*apart, *model.input_modules(), *model.blocks()):
-        own = mesh if experts is None or module not in apart else experts
+        own = apart.get(module, mesh)
         fully_shard(module, mesh=own, mp_policy=policy, reshard_after_forward=not keep_gathered)
     for module in model.output_modules():
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -69,8 +71,7 @@ def shard_over(
     )
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            own = mesh if experts is None or module not in apart else experts
-            if own.size() > 1:
+            if apart.get(module, mesh).size() > 1:
                 module.set_gradient_divide_factor(1.0)
             # With a factor torch asks for PREMUL_SUM otherwise, which NCCL alone has.
             module.set_force_sum_reduction_for_comms(True)

@@ -55,15 +55,12 @@ class ExpertLoads:
         """Adds those of all ranks, of which each computed other tokens; collective."""
         dist.all_reduce(self._sums)
 
-    def shares(self) -> Tensor:
-        """``[E]`` float64 f_e: the share of tokens that chose each expert, in all mixtures."""
-        sums = self._sums.sum(0)
-        return sums[:-2] / sums[-1].clamp(min=1.0)
-
     def balance(self, coefficient: float) -> Tensor:
-        """``[E]`` float64: what a token's probability of each expert adds to the loss."""
-        tokens = self._sums[:, -1].sum().clamp(min=1.0)
-        return self.shares() * (coefficient * self._routing.num_experts / tokens)
+        """``[E]`` float64: what a token's probability of each expert adds to the loss,
+        ``coefficient`` · E · f_e over all tokens."""
+        sums = self._sums.sum(0)
+        tokens = sums[-1].clamp(min=1.0)
+        return sums[:-2] * (coefficient * self._routing.num_experts / tokens**2)
 
     def metrics(self) -> dict[str, float]:
         """``moe/...`` by groups of neighbouring mixtures (``agentrl.metrics.names``)."""

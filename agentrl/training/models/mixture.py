@@ -15,8 +15,6 @@ an expert, D width, R ranks that share the experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -130,12 +128,12 @@ class StackedExperts(nn.Module):
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
-        for name, parameter in whole.named_parameters(recurse=False):
+        for name, parameter in list(whole.named_parameters(recurse=False)):
             self.register_parameter(name, parameter)
-        shell: Any = copy(whole)
-        shell._parameters = {}
-        # The family's activation is a method. The tuple keeps its module out of the tree.
-        self._family = (shell,)
+            # The activation is the module's method, which would keep what is divided here.
+            delattr(whole, name)
+        family: Any = whole
+        self._apply_gate, self._is_transposed = family._apply_gate, family.is_transposed
 
     def divide(self, mesh: DeviceMesh) -> None:
         """Keeps this rank's experts."""
@@ -149,19 +147,14 @@ class StackedExperts(nn.Module):
             rows: those of each expert of this rank behind those of the one before.
             ends: ``[E / R]`` int32, where the rows of each end.
         """
-        (family,) = self._family
-        parameters = self._parameters
-        inner = self._product(rows, "gate_up_proj", ends, parameters)
-        return self._product(family._apply_gate(inner), "down_proj", ends, parameters)
+        inner = self._product(rows, "gate_up_proj", ends)
+        return self._product(self._apply_gate(inner), "down_proj", ends)
 
-    def _product(
-        self, rows: Tensor, name: str, ends: Tensor, parameters: dict[str, nn.Parameter | None]
-    ) -> Tensor:
-        (family,) = self._family
-        stack, bias = parameters[name], parameters.get(f"{name}_bias")
-        assert stack is not None, "a family's experts are two stacks"
-        matrices = local(stack) if family.is_transposed else local(stack).transpose(-2, -1)
+    def _product(self, rows: Tensor, name: str, ends: Tensor) -> Tensor:
+        stack = local(getattr(self, name))
+        matrices = stack if self._is_transposed else stack.transpose(-2, -1)
         found = grouped_product(rows, matrices, ends)
+        bias: Tensor | None = getattr(self, f"{name}_bias", None)
         if bias is None:
             return found
         return found + local(bias).repeat_interleave(counts_of(ends), 0, output_size=rows.shape[0])
@@ -185,8 +178,7 @@ class Mixture(nn.Module):
         self._layer = routing.num_layers
         routing.num_layers += 1
         router = whole.get_submodule(family.router)
-        # of the families that choose after a softmax, all but one scale what they chose to a sum
-        # of 1 always
+        # All families but one scale the gates to a sum of 1 always.
         self._norms = bool(getattr(router, "norm_topk_prob", True))
         self.add_module(family.router, router)
         self.experts = StackedExperts(whole.get_submodule("experts"))
@@ -211,14 +203,15 @@ class Mixture(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """``[1, T, D]`` of ``[1, T, D]``, and in some families the gates."""
-        rows = hidden.flatten(0, -2)
+        rows, first = hidden.flatten(0, -2), 0
         if self._tensor is not None:
-            own, counts = own_rows(rows, self._tensor)
-            experts, gates = self.route(own, sum(counts[: self._tensor.rank()]))
-            made = self._mix(own, experts, gates)
-            return gather_parts(made, counts, self._tensor).view_as(hidden)
-        experts, gates = self.route(rows)
-        found = self._mix(rows, experts, gates).view_as(hidden)
+            rows, counts = own_rows(rows, self._tensor)
+            first = sum(counts[: self._tensor.rank()])
+        experts, gates = self.route(rows, first)
+        found = self._mix(rows, experts, gates)
+        if self._tensor is not None:
+            found = gather_parts(found, counts, self._tensor)
+        found = found.view_as(hidden)
         return (found, gates) if self._family.answers_gates else found
 
     def route(self, rows: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
@@ -230,17 +223,15 @@ class Mixture(nn.Module):
             first: where it begins.
         """
         logits = self._logits(rows)
-        softmax_all = self._family.softmax == "all"
-        scores = logits.softmax(-1) if softmax_all else logits
-        experts = scores.detach().topk(self._routing.top_k, -1).indices
+        experts = logits.detach().topk(self._routing.top_k, -1).indices
         given = self._routing.chosen_in(self._layer, first, first + rows.shape[0])
         if given is not None:
             experts = torch.where(given[:, :1] < 0, experts, given)
-        gates = scores.gather(1, experts)
-        if not softmax_all:
-            gates = gates.softmax(-1)
-        elif self._norms:
-            gates = gates / gates.sum(-1, keepdim=True)
+        # What is left of all probabilities, scaled to a sum of 1, is a softmax of those logits.
+        if self._norms:
+            gates = logits.gather(1, experts).softmax(-1)
+        else:
+            gates = logits.softmax(-1).gather(1, experts)
         if self._routing.balance is not None:
             gates = _with_loss(gates, self._routing.balance.loss(logits, first))
         entropy = torch.special.entr(logits.detach().softmax(-1)).sum(-1)
@@ -249,22 +240,17 @@ class Mixture(nn.Module):
 
     def _logits(self, rows: Tensor) -> Tensor:
         router = self.get_submodule(self._family.router)
-        weight: Tensor | None = router._parameters["weight"]
-        bias = router._parameters.get("bias")
-        assert weight is not None, "a router is a matrix"
+        parameters: dict[str, Tensor] = dict(router.named_parameters())
         if self._tensor is not None:
-            assert bias is None, "the families that tensor parallelism divides have none"
-            weight = sum_gradient(weight, self._tensor)
+            parameters = {name: sum_gradient(one, self._tensor) for name, one in parameters.items()}
         wide = torch.promote_types(rows.dtype, torch.float32)
         return functional.linear(
-            rows.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
+            rows.to(wide), **{name: one.to(wide) for name, one in parameters.items()}
         )
 
     def _mix(self, rows: Tensor, experts: Tensor, gates: Tensor) -> Tensor:
         """``[T, D]``: what a token's experts made of it, weighted."""
-        in_order, order = torch.sort(experts.flatten(), stable=True)
-        inverse = torch.argsort(order)
-        ends = ends_of(in_order, self._routing.num_experts)
+        order, inverse, ends = in_order(experts.flatten(), self._routing.num_experts)
         pairs = spread(rows, order, inverse, experts.shape[1])
         made = self.experts(pairs, ends) if self._ranks is None else self._on_ranks(pairs, ends)
         pairs = spread(made, inverse, order, 1).view(*experts.shape, rows.shape[1])
@@ -287,9 +273,8 @@ class Mixture(nn.Module):
         # each rank's are in the order of experts
         numbers = torch.arange(theirs.shape[1], device=theirs.device).repeat(ranks.size())
         numbers = numbers.repeat_interleave(theirs.flatten(), output_size=come.shape[0])
-        in_order, order = torch.sort(numbers, stable=True)
-        inverse = torch.argsort(order)
-        made = self.experts(spread(come, order, inverse, 1), ends_of(in_order, theirs.shape[1]))
+        order, inverse, own_ends = in_order(numbers, theirs.shape[1])
+        made = self.experts(spread(come, order, inverse, 1), own_ends)
         return exchange_rows(spread(made, inverse, order, 1), received, sent, ranks)
 
 
@@ -298,10 +283,13 @@ def counts_of(ends: Tensor) -> Tensor:
     return ends.diff(prepend=ends.new_zeros(1))
 
 
-def ends_of(in_order: Tensor, num_experts: int) -> Tensor:
-    """``[E]`` int32: where the pairs of each expert end among sorted ones."""
-    numbers = torch.arange(num_experts, device=in_order.device)
-    return torch.searchsorted(in_order, numbers, right=True, out_int32=True)
+def in_order(experts: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Brings pairs into the order of their ``[S]`` experts: ``[S]`` the pair at each place, ``[S]``
+    the place of each pair, and ``[E]`` int32 where the pairs of each expert end."""
+    ordered, order = torch.sort(experts, stable=True)
+    numbers = torch.arange(num_experts, device=experts.device)
+    ends = torch.searchsorted(ordered, numbers, right=True, out_int32=True)
+    return order, torch.argsort(order), ends
 
 
 def spread(rows: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
@@ -406,7 +394,7 @@ def check_expert_parallel(config: Any, ep: int, named: str) -> None:
             f"TrainConfig.ep_size={ep} divides the experts of {', '.join(MIXTURES)}, got "
             f"{config.model_type!r} as the family of {named}; set TrainConfig.ep_size=1"
         )
-    experts = int(getattr(config, "num_experts", None) or config.num_local_experts)
+    experts = _num_experts(config)
     if experts % ep:
         possible = [str(n) for n in range(1, experts + 1) if experts % n == 0]
         raise ConfigError(
@@ -430,18 +418,14 @@ def use_mixtures(hf: nn.Module) -> Routing | None:
     family = MIXTURES.get(config.model_type)
     if family is None:
         return None
-    routing: Routing | None = None
-    for parent, name, whole in list(_mixtures(hf, family)):
-        router: Any = whole.get_submodule(family.router)
-        if routing is None:
-            routing = Routing(int(router.num_experts), int(router.top_k))
-        setattr(parent, name, Mixture(whole, family, routing))
-    return routing
-
-
-def _mixtures(hf: nn.Module, family: MixtureFamily) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Each mixture by its parent and name, in the order of layers."""
-    for parent in hf.modules():
-        for name, child in parent.named_children():
+    routing = Routing(_num_experts(config), int(config.num_experts_per_tok))
+    for parent in list(hf.modules()):
+        for name, child in list(parent.named_children()):
             if hasattr(child, family.router) and hasattr(child, "experts"):
-                yield parent, name, child
+                setattr(parent, name, Mixture(child, family, routing))
+    return routing if routing.num_layers else None
+
+
+def _num_experts(config: Any) -> int:
+    """Of each mixture."""
+    return int(getattr(config, "num_experts", None) or config.num_local_experts)

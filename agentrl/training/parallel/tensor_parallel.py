@@ -44,7 +44,7 @@ def check_tensor_parallel(config: Any, tp: int, named: str) -> None:
     """
     if tp == 1:
         return
-    known = [*FAMILIES, *(name for name, one in MIXTURES.items() if one.attention is not None)]
+    known = [*FAMILIES, *(name for name, one in MIXTURES.items() if one.is_llama)]
     if config.model_type not in known:
         raise ConfigError(
             f"PlacementConfig.tp_size={tp} divides models of {', '.join(known)}, got "

@@ -186,6 +186,13 @@ def test_what_the_model_does_not_allow_is_refused_before_a_server_is_started(
         servers(model=str(tmp_path), **{"context_tokens": 100, **settings})
 
 
+def test_a_mixture_whose_output_layer_sglang_does_not_tie_is_refused(tmp_path: Path) -> None:
+    config = {"vocab_size": 9, "num_attention_heads": 4, "model_type": "qwen3_moe"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(ConfigError, match="does not tie the output layer of a mixture"):
+        servers(model=str(tmp_path))
+
+
 def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:
     with pytest.raises(
         MachineError, match="'nowhere' is no interpreter; run `agentrl install sglang`"

@@ -147,34 +147,35 @@ def test_a_tied_head_is_not_compared(
 
 
 @pytest.mark.parametrize(
-    ("family", "prefix", "layers"),
+    ("family", "mixture", "layers", "count"),
     [
-        ("qwen3_moe", "mlp.experts", ("gate_proj", "up_proj", "down_proj")),
-        ("mixtral", "block_sparse_moe.experts", ("w1", "w3", "w2")),
+        ("qwen3_moe", "mlp", ("gate_proj", "up_proj", "down_proj"), 3),
+        ("mixtral", "block_sparse_moe", ("w1", "w3", "w2"), 3),
+        ("deepseek_v3", "mlp", ("gate_proj", "up_proj", "down_proj"), 4),
     ],
 )
 def test_a_stack_of_experts_is_the_folders_tensors_of_each(
-    tmp_path: Path, family: str, prefix: str, layers: tuple[str, str, str]
+    tmp_path: Path, family: str, mixture: str, layers: tuple[str, str, str], count: int
 ) -> None:
-    folder = write_family(tmp_path / "model", family, vocab_size=65)
+    prefix = f"model.layers.1.{mixture}.experts"
+    folder = write_family(tmp_path / "model", family, vocab_size=65, moe_intermediate_size=32)
     values = load_file(folder / "model.safetensors")
     found = {
         name: WeightArray(name, "float32", value.shape, value.reshape(-1).view(np.uint8))
         for name, value in values.items()
     }
     gate, up, down = (
-        [values[f"{LAYER}.{prefix}.{number}.{layer}.weight"] for number in range(3)]
-        for layer in layers
+        [values[f"{prefix}.{number}.{layer}.weight"] for number in range(count)] for layer in layers
     )
     both = [one for pair in zip(gate, up, strict=True) for one in pair]
     answer = {
-        f"{LAYER}.{prefix}.w13_weight": digest(*both),
-        f"{LAYER}.{prefix}.w2_weight": digest(*down),
+        f"{prefix}.w13_weight": digest(*both),
+        f"{prefix}.w2_weight": digest(*down),
     }
     config = read_config(folder)
     assert differing(found, [answer], config) == ([], 2)
-    found[f"{LAYER}.{prefix}.2.{layers[1]}.weight"].data[3] ^= 1
-    assert differing(found, [answer], config)[0] == [f"{LAYER}.{prefix}.w13_weight"]
+    found[f"{prefix}.2.{layers[1]}.weight"].data[3] ^= 1
+    assert differing(found, [answer], config)[0] == [f"{prefix}.w13_weight"]
 
 
 def test_a_written_file_is_read_by_the_safetensors_library(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.training import leave
@@ -41,6 +43,10 @@ async def test_a_trained_mixture_is_served_with_the_trainers_logprobs(
         ff=128,
         experts=4,
     )
+    # whose output layer SGLang does not tie
+    config = AutoConfig.from_pretrained(folder, tie_word_embeddings=False)
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     actor = make_actor(str(folder), "sft", dtype=DTYPE)
     with running_server(python, folder, tmp_path / "server") as url:
         engine = build(url, sender=HttpSender, model=str(folder))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from agentrl.engines.weights import read_config
 
@@ -46,23 +46,20 @@ class MixtureFamily:
     Args:
         router: the attribute of the mixture that holds the router's weight; its experts are
             ``experts`` in all of them.
-        softmax: over the logits of all experts, before some are chosen, or over those of the chosen
-            alone.
         answers_gates: the mixture returns the gates beside the hidden states.
-        attention: whether its attention is Llama's, so that tensor parallelism divides it.
+        is_llama: whether its other layers are Llama's, so that tensor parallelism divides them.
     """
 
     router: str = "gate"
-    softmax: Literal["all", "chosen"] = "all"
     answers_gates: bool = False
-    attention: DecoderFamily | None = None
+    is_llama: bool = True
 
 
 MIXTURES: Mapping[str, MixtureFamily] = {
-    "qwen3_moe": MixtureFamily(attention=DecoderFamily(qk_norm=True)),
-    "mixtral": MixtureFamily(attention=DecoderFamily()),
+    "qwen3_moe": MixtureFamily(),
+    "mixtral": MixtureFamily(),
     # a logit of its attention belongs to no token, and is a parameter of each head
-    "gpt_oss": MixtureFamily(router="router", softmax="chosen", answers_gates=True),
+    "gpt_oss": MixtureFamily(router="router", answers_gates=True, is_llama=False),
 }
 """Mixtures of experts that the trainer routes itself, by ``model_type``; of others transformers'
 own forward is trained."""

@@ -243,7 +243,7 @@ def test_the_command_line_exports_both_ways(moved: Mapping[str, Any], tmp_path: 
         ("untied", ("embed_tokens", "v_proj")),
         # its names in the folder are others, and some lie together there
         ("gpt_neox", ()),
-        ("deepseek_v3", ("o_proj",)),
+        pytest.param("deepseek_v3", ("o_proj",), marks=pytest.mark.slow),
     ],
 )
 def test_layers_of_other_families_have_adapters(

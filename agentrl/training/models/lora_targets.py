@@ -78,8 +78,7 @@ def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head:
         model.weights.new |= _new_factors(record, shapes, spec.lora_seed)
     else:
         shapes |= {name: model.hf.get_parameter(name).shape for name in record.whole}
-        start = read_peft(record, Path(own.path), where, shapes, model.weights.whole)
-        model.weights.new |= start
+        model.weights.new |= read_peft(record, Path(own.path), where, shapes)
     return Lora(record, torch.promote_types(torch_dtype(spec.dtype), torch.float32))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +28,6 @@ RECORD = "adapter.json"
 """What a checkpoint says of its adapter."""
 
 _PREFIX = "base_model.model."
-_EMBEDDING = ".base_layer.weight"
 _DIGEST = "base_digest"
 _EMPTY: tuple[object, ...] = (None, False, "none", "", 0, 0.0, [], {})
 # What is not read here changes no number: where the adapter came from, how it was trained.
@@ -142,15 +141,10 @@ def check_goes_on(
         one, other = getattr(written, name), getattr(own, name)
         if one != other:
             raise StoreError(
-                f"{checkpoint} holds another adapter: its {name} is {_short(one)}, and "
-                f"{_short(other)} is trained on {own.base}; set LoraSpec and "
+                f"{checkpoint} holds another adapter: its {name} is {one!r:.80}, and "
+                f"{other!r:.80} is trained on {own.base}; set LoraSpec and "
                 "ActorSpec.model_path as in the run that wrote it"
             )
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
 
 
 def check_unquantised(folder: Path, named: str) -> None:
@@ -189,11 +183,8 @@ def write_peft(
         "base_model_name_or_path": record.base,
         "r": record.rank,
         "lora_alpha": record.alpha,
-        "lora_dropout": 0.0,
-        "bias": "none",
         "target_modules": list(record.layers),
         "modules_to_save": heads or None,
-        "inference_mode": True,
     }
     return sum(tensor.nbytes for tensor in made.values()), values
 
@@ -249,7 +240,6 @@ def read_peft(
     folder: Path,
     named: str,
     shapes: Mapping[str, Sequence[int]],
-    base: Callable[[str], Tensor],
 ) -> dict[str, Tensor]:
     """The tensors of an adapter, by the names of ``trained``.
 
@@ -258,7 +248,6 @@ def read_peft(
         folder: of peft's format.
         named: the setting that names it, for errors.
         shapes: of the tensors.
-        base: gives a weight of the base by its name.
 
     Raises:
         DataError: a tensor is missing, too much, or has the shape of another base; or the adapter
@@ -277,14 +266,8 @@ def read_peft(
             f"({record.base_digest[:12]}); {remedy}"
         )
     wanted = {own: name for name, own in peft_names(record).items()}
-    # peft saves the embedding too where it has an adapter.
-    saved = stored.pop(f"{_PREFIX}{record.embedding}{_EMBEDDING}", None)
-    if saved is not None:
-        own = base(f"{record.embedding}.weight")
-        if not torch.equal(saved.to(own.dtype), own):
-            raise DataError(
-                f"{named} is of another base: its embedding is not that of {record.base}; {remedy}"
-            )
+    # peft saves the base's embedding too where it has an adapter.
+    stored.pop(f"{_PREFIX}{record.embedding}.base_layer.weight", None)
     for key in sorted(wanted.keys() ^ stored.keys()):
         what = "lacks" if key in wanted else "holds, for no layer that can have an adapter here,"
         raise DataError(f"{named} {what} {key!r}; save the adapter again, or {remedy}")

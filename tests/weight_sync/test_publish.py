@@ -5,6 +5,7 @@ nothing (invariant 9).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

@@ -44,7 +44,7 @@ def python() -> str:
     return str(path)
 
 
-def make_model(folder: Path, *, seed: int, heads: int = 4) -> Path:
+def make_model(folder: Path, *, seed: int, heads: int = 4, context: int = CONTEXT) -> Path:
     """A Qwen2 with random weights, biases included, and the tokenizer of the tiny task."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -60,7 +60,7 @@ def make_model(folder: Path, *, seed: int, heads: int = 4) -> Path:
         num_key_value_heads=heads // 2,
         intermediate_size=128,
         tie_word_embeddings=True,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         initializer_range=0.08,
     )
     model = Qwen2ForCausalLM(config)

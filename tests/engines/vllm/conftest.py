@@ -20,15 +20,22 @@ from agentrl.engines.vllm import VLLMEngine, VLLMEngineSpec
 from agentrl.engines.vllm.environment import VLLM
 from agentrl.engines.vllm.launch import VLLMServers
 from tests.engines.sglang.conftest import make_model
-from tests.engines.sglang.models import CONTEXT, HuggingFace
+from tests.engines.sglang.models import HuggingFace
 
+CONTEXT = 2048
+"""Long enough that a request lasts until it is paused."""
 START_S = 600
 
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """The interpreter of the servers' environment: ``AGENTRL_VLLM_PYTHON``, or where `agentrl
-    install` puts it.
+    """See ``interpreter``."""
+    return interpreter()
+
+
+def interpreter() -> str:
+    """That of the servers' environment: ``AGENTRL_VLLM_PYTHON``, or where `agentrl install` puts
+    it.
     """
     path = Path(os.environ.get("AGENTRL_VLLM_PYTHON") or VLLM.python())
     if not path.is_file():
@@ -39,7 +46,7 @@ def python() -> str:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # heads of 32 numbers, the fewest that vLLM has on a CPU
-    return make_model(tmp_path_factory.mktemp("qwen2"), seed=3, heads=2)
+    return make_model(tmp_path_factory.mktemp("qwen2"), seed=3, heads=2, context=CONTEXT)
 
 
 @pytest.fixture

@@ -141,14 +141,22 @@ async def test_a_completion_across_a_publish_names_both_versions(
     engine: VLLMEngine, model: Path, reference: HuggingFace, mode: PauseMode
 ) -> None:
     before = HuggingFace(model)
-    [task] = await in_flight(engine, request("mixed", PROMPT, max_new_tokens=450))
-    told = asyncio.Event()
-    beside = request("told", PROMPT, max_new_tokens=450, on_tokens=lambda *_: told.set())
-    other = asyncio.create_task(engine.generate(beside))
-    await told.wait()
+    begun = [asyncio.Event(), asyncio.Event()]
+    tasks = [
+        asyncio.create_task(
+            engine.generate(
+                request(
+                    f"r{n}", PROMPT, max_new_tokens=2000, on_tokens=lambda *_, own=own: own.set()
+                )
+            )
+        )
+        for n, own in enumerate(begun)
+    ]
+    for own in begun:
+        await own.wait()
     reference.scale(1.05)
     await asyncio.to_thread(publish, engine, reference, 2, mode)
-    for answer in (await task, await other):
+    for answer in await asyncio.gather(*tasks):
         assert versions(answer) == [1, 2]
         tokens = made(answer)
         split = len(answer.segments[0])
@@ -192,7 +200,7 @@ async def test_an_engine_that_slept_serves_after_an_update(
 def test_a_server_of_another_model_is_refused(build: Build, server: str, tmp_path: Path) -> None:
     from tests.engines.sglang.conftest import make_model
 
-    other = make_model(tmp_path / "other", seed=5, heads=2)
+    other = make_model(tmp_path / "other", seed=5, heads=2, context=2048)
     config = other / "config.json"
     config.write_text(config.read_text().replace('"vocab_size": 300', '"vocab_size": 301'))
     with pytest.raises(EngineError, match=r"serves another model: vocab_size is 300, .* has 301"):
@@ -203,7 +211,7 @@ def test_a_server_of_another_model_is_refused(build: Build, server: str, tmp_pat
     ("sampling", "said"),
     [
         ({"min_p": 0.1}, "min_p must be 0 for vLLM"),
-        ({"max_new_tokens": 600}, "must fit the engine"),
+        ({"max_new_tokens": 2100}, "must fit the engine"),
     ],
 )
 async def test_what_the_server_would_answer_wrongly_is_refused(

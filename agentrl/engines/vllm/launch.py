@@ -19,6 +19,7 @@ from agentrl.errors import ConfigError
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Of vLLM 0.32's attention on a CPU; another one kills the server."""
 _CPU_SEQUENCES = 64
+_PIL = '{"use_fast": false}'
 _BLOCK = 128
 """Tokens of a block of vLLM's cache on a CPU; on a GPU they are 16."""
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -91,6 +92,8 @@ class VLLMServers(ProgramServers[VLLMEngineSpec]):
                 "dtype": place.dtype,
                 "max-model-len": place.context_tokens,
                 "skip-tokenizer-init": not (place.stop_strings or self.sizes.sees_images),
+                # PIL's pixels, which are the trainer's, and no others
+                "mm-processor-kwargs": _PIL if self.sizes.sees_images else None,
                 "generation-config": "vllm",
                 **MEANING,
                 "enable-prompt-tokens-details": True,

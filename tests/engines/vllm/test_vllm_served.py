@@ -14,6 +14,7 @@ from agentrl.engines.base import PauseMode
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.errors import EngineError
 from agentrl.rollouts.token_consistency import assert_token_consistency
+from agentrl.types import GenerateRequest
 from agentrl.weight_sync import DiskSender
 from tests.engines.sglang.models import (
     NEAR,
@@ -141,17 +142,17 @@ async def test_a_completion_across_a_publish_names_both_versions(
     engine: VLLMEngine, model: Path, reference: HuggingFace, mode: PauseMode
 ) -> None:
     before = HuggingFace(model)
+    loop = asyncio.get_running_loop()
     begun = [asyncio.Event(), asyncio.Event()]
-    tasks = [
-        asyncio.create_task(
-            engine.generate(
-                request(
-                    f"r{n}", PROMPT, max_new_tokens=2000, on_tokens=lambda *_, own=own: own.set()
-                )
-            )
-        )
-        for n, own in enumerate(begun)
-    ]
+
+    def asked(number: int) -> GenerateRequest:
+        # tokens are told in the engine's thread
+        def tell(*_: object) -> None:
+            loop.call_soon_threadsafe(begun[number].set)
+
+        return request(f"r{number}", PROMPT, max_new_tokens=2000, on_tokens=tell)
+
+    tasks = [asyncio.create_task(engine.generate(asked(number))) for number in range(2)]
     for own in begun:
         await own.wait()
     reference.scale(1.05)

@@ -107,7 +107,9 @@ class VLLMClient(HttpClient):
         if not problem:
             size = ModelSizes.read(self._place).vocab_size
             plain, cut = [
-                read_table(await self._generated(body), size, server=self.name)
+                read_table(
+                    await self._generated(body, self.spec.startup_timeout_s), size, server=self.name
+                )
                 for body in probe_bodies(size)
             ]
             problem = meaning_problem(plain, cut)
@@ -140,7 +142,8 @@ class VLLMClient(HttpClient):
         """See ``ServerClient.score``: each token is asked for behind those before it, since vLLM
         gives the tokens of a prompt no logprobs in this mode."""
         bodies = [score_body(token_ids[:end], token_ids[end]) for end in range(1, len(token_ids))]
-        answers = await asyncio.gather(*map(self._generated, bodies))
+        seconds = self.spec.call_timeout_s
+        answers = await asyncio.gather(*(self._generated(body, seconds) for body in bodies))
         size = ModelSizes.read(self._place).vocab_size
         tables = [read_table(answer, size, server=self.name) for answer in answers]
         found = [table[token] for table, token in zip(tables, token_ids[1:], strict=True)]
@@ -250,8 +253,8 @@ class VLLMClient(HttpClient):
             retryable=False,
         )
 
-    async def _generated(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self.json(_GENERATE, body, timeout_s=self.spec.call_timeout_s)
+    async def _generated(self, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+        return await self.json(_GENERATE, body, timeout_s=timeout_s)
 
     async def _stream(self, body: Mapping[str, Any], request: GenerateRequest) -> Mapping[str, Any]:
         """The answer to a request that tells its tokens as they come."""

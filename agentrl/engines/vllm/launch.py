@@ -75,8 +75,13 @@ class VLLMServers(ProgramServers[VLLMEngineSpec]):
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONPATH": str(SERVER_SIDE),
         }
-        # else each rank takes the cores that it finds, training's too
-        return own | ({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if self.device == "cpu" else {})
+        on_cpu = {
+            # else each rank takes the cores that it finds, training's too
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # the first request would wait a minute for a compiler, which a machine may lack
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        return own | (on_cpu if self.device == "cpu" else {})
 
     def command(self, *, model: Path, port: int) -> list[str]:
         """See ``ServerKind.command``."""

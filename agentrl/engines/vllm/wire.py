@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
         **chosen(sampling, "top_p", "top_k", "stop_token_ids", "stop"),
     }
     if sampling.json_schema:
-        body["structured_outputs"] = {"json": json.loads(sampling.json_schema)}
+        body["structured_outputs"] = {"json": sampling.json_schema}
     return body
 
 

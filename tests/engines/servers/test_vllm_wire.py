@@ -63,7 +63,7 @@ def test_every_sampling_parameter_is_sent() -> None:
     }
     # a text is needed for strings, and the model's own end where a grammar says when
     assert (sent["detokenize"], sent["ignore_eos"]) == (True, False)
-    assert sent["structured_outputs"] == {"json": {}}
+    assert sent["structured_outputs"] == {"json": "{}"}
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
     ) -> VLLMEngine:
         given = {"model": str(model), "folder": str(tmp_path / "engine"), "urls": urls}
         spec, place = split(given | settings)
-        own = replace(place, unavailable_s=300.0)
+        own = replace(place, unavailable_s=900.0)
         engines.append(VLLMEngine(own, spec, None if sender is None else sender()))
         return engines[-1]
 

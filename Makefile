@@ -17,8 +17,8 @@ S3_LIBS ?= .venv-s3
 S3_PINS := tests/controller/s3_requirements.txt
 PIP_INSTALL := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints-cpu.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-FAST := not slow and not docker and not sglang and not agents and not browser and not gpu and not s3 and not wide and not tooling
-WAITING := (docker or sglang or agents or s3) and not gpu
+FAST := not slow and not docker and not sglang and not vllm and not agents and not browser and not gpu and not s3 and not wide and not tooling
+WAITING := (docker or sglang or vllm or agents or s3) and not gpu
 # Of pins, so that an environment is made again where they change, and not at each clone.
 sum_of = $(shell cksum < $(1) | cut -d' ' -f1)
 
@@ -30,7 +30,7 @@ IMPORTS_CACHE ?= .import_linter_cache
 help:
 	@echo "make demo             train the code agent, then show the run (ARGS='train.steps=10 run.dir=runs/mine' overrides settings)"
 	@echo "make test             run the fast tests (ARGS='-m slow', ARGS='tests/tools -x' go to pytest)"
-	@echo "make test-all         run all tests but those of a GPU: also slow ones, docker, sglang, agents, browser, s3, wide, tooling"
+	@echo "make test-all         run all tests but those of a GPU: also slow ones, docker, sglang, vllm, agents, browser, s3, wide, tooling"
 	@echo "make check            ruff, mypy --strict, import-linter"
 	@echo "make bench            run benchmarks/*.py, record them and rewrite docs/benchmarks.md"
 	@echo "make python           make .venv alone, with nothing installed"

@@ -64,7 +64,12 @@ def write_vision_tokenizer(folder: Path, template: str | None = None) -> Any:
 
 
 def write_qwen_vl(
-    folder: Path, *, seed: int = 5, template: str | None = None, context: int = 512
+    folder: Path,
+    *,
+    seed: int = 5,
+    template: str | None = None,
+    context: int = 512,
+    heads: int = 4,
 ) -> Path:
     """The whole model: two layers of width 64 that read and one of width 32 that sees.
 
@@ -82,13 +87,13 @@ def write_qwen_vl(
             "vocab_size": 832,
             "hidden_size": 64,
             "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads // 2,
             "intermediate_size": 96,
             "max_position_embeddings": context,
             "rope_parameters": {
                 "rope_type": "default",
-                "mrope_section": [2, 3, 3],
+                "mrope_section": [8 // heads, 12 // heads, 12 // heads],
                 "rope_theta": 10000.0,
             },
             "tie_word_embeddings": True,

@@ -14,6 +14,7 @@ from agentrl.config.sections import Dtype, NamedSettings
 from agentrl.engines.openai_spec import OpenAIEngineSpec
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.engines.vllm.vllm_spec import VLLMEngineSpec
 from agentrl.rollouts import EpisodeSettings
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.optim.optim_spec import OptimSpec
@@ -40,10 +41,12 @@ class RolloutConfig(EpisodeSettings):
     model_config = ConfigDict(extra="allow")
 
     engine: str = "torch"
-    """``torch`` in process, ``sglang`` servers, ``openai``-compatible servers (never trained), or
-    ``module:name`` of an engine's specification, whose section has the name that it says."""
+    """``torch`` in process, ``sglang`` or ``vllm`` servers, ``openai``-compatible servers (never
+    trained), or ``module:name`` of an engine's specification, whose section has the name that it
+    says."""
     torch: Annotated[TorchEngineSpec, ActsWith("engine", only=("torch",))] = TorchEngineSpec()
     sglang: Annotated[SGLangEngineSpec, ActsWith("engine", only=("sglang",))] = SGLangEngineSpec()
+    vllm: Annotated[VLLMEngineSpec, ActsWith("engine", only=("vllm",))] = VLLMEngineSpec()
     openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = OpenAIEngineSpec()
     schedule: Literal["sync", "one_step_off", "async"] = "sync"
     """``sync``: every batch is played by the weights that it trains; ``one_step_off``: the next

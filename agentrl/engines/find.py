@@ -17,6 +17,7 @@ BUILT_IN: Mapping[str, str] = {
     "openai": "agentrl.engines.openai_spec:OpenAIEngineSpec",
     "sglang": "agentrl.engines.sglang.sglang_spec:SGLangEngineSpec",
     "torch": "agentrl.engines.torch.torch_spec:TorchEngineSpec",
+    "vllm": "agentrl.engines.vllm.vllm_spec:VLLMEngineSpec",
 }
 
 

@@ -50,7 +50,7 @@ def test_an_unknown_key_like_no_other_is_named_alone(problems: Problems) -> None
         ("optim: {betas: [0.9, 1.0]}", "optim.betas.1 must be less than 1, got 1.0"),
         ("rollout: {engine: "
          "sglnag}", "rollout.engine='sglnag' is unknown; did you mean 'sglang'?; choose one of "
-                    "openai, sglang, torch, or name your own as file.py:NAME or module:NAME"),
+                    "openai, sglang, torch, vllm, or name your own as file.py:NAME or module:NAME"),
         ("stages: 3", "stages must be a list, got 3"),
         ("stages: [3]", "stages.0 must be a mapping of settings, got 3"),
         ("env: {tools: [{args: {}}]}", "env.tools.0.function is required"),
@@ -65,7 +65,7 @@ def test_a_wrong_value_says_rule_and_value(problems: Problems, setting: str, mes
 def test_all_problems_come_at_once_in_the_order_of_the_file(problems: Problems) -> None:
     sizes = "train: {batch_prompts: 6, mini_batch_prompts: 4}\n"
     found = problems(
-        "optim: {lr: fast}\nrollout:\n  engine: vllm\n  group_size: 1\n" + sizes, ["run.sede=1"]
+        "optim: {lr: fast}\nrollout:\n  engine: tgi\n  group_size: 1\n" + sizes, ["run.sede=1"]
     )
     assert [line.split(": ", 1)[0] for line in found] == [
         "config.yaml:3:9",

@@ -105,7 +105,18 @@ def test_a_marker_in_args_stands_after_the_default_one(installed: Path) -> None:
 def test_all_tests_are_those_of_both_calls_of_pytest(installed: Path) -> None:
     commands = make("-n", "test-all", f"VENV={installed}").stdout
     expressions = [Expression.compile(one) for one in re.findall(r'-m "([^"]+)"', commands)]
-    names = ("docker", "sglang", "agents", "s3", "browser", "slow", "wide", "tooling", "invariant")
+    names = (
+        "docker",
+        "sglang",
+        "vllm",
+        "agents",
+        "s3",
+        "browser",
+        "slow",
+        "wide",
+        "tooling",
+        "invariant",
+    )
     for marks in [set(), *({name} for name in names), {"docker", "wide"}, {"browser", "slow"}]:
         chosen = [one.evaluate(lambda name, own=marks, **_: name in own) for one in expressions]
         assert chosen.count(True) == 1, marks

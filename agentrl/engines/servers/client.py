@@ -227,8 +227,13 @@ class ServerKind(Protocol):
         """Of a mixture whose experts the servers tell."""
         ...
 
-    def command(self, *, model: Path, port: int, label: str) -> list[str]:
-        """The command line of one server, with the weights that it starts with and their label."""
+    def command(self, *, model: Path, port: int) -> list[str]:
+        """The command line of one server.
+
+        Args:
+            model: folder of the weights that it starts with.
+            port: where it listens.
+        """
         ...
 
     def environment(self, index: int = 0) -> dict[str, str]:

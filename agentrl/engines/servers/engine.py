@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from agentrl.engines.base import (
     EngineHealth,
     EngineLayout,
     EngineNotice,
+    EnginePlace,
     UpdateSession,
 )
 from agentrl.engines.held_weights import HeldWeights
@@ -129,3 +134,9 @@ class ServersEngine(ServerControl):
         """Servers that were lost, came back or were given up since the last call."""
         notices = self.pool.notices
         return [notices.popleft() for _ in range(len(notices))]
+
+
+def own_folder(place: EnginePlace) -> EnginePlace:
+    """The place with a folder of this process's own: several ranks may have one."""
+    folder = Path(place.folder) / f"{socket.gethostname()}-{os.getpid()}"
+    return replace(place, folder=str(folder))

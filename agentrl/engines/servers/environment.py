@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,12 @@ from agentrl.errors import ConfigError, MachineError
 _STEP_S = 3600.0
 _PROOF_S = 600.0
 _SHOWN_LINES = 15
+_STAND_INS = Path(__file__).parent / "stand_ins"
+VISION_OPS: Mapping[str, Path] = {
+    "agentrl_vision_ops.py": _STAND_INS / "vision_ops.py",
+    "agentrl_vision_ops.pth": _STAND_INS / "vision_ops.txt",
+}
+"""Stand-ins with which torchvision's wheel loads beside the CPU build of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class ServerEnvironment:
         engine: the engine's section, which the command line names it by.
         product: the program's name, for messages.
         version: of the program.
+        least: the oldest version that agentrl speaks to.
         proof: arguments with which the interpreter loads the program and ends.
         recipes: the one that is used first where several are built, first.
     """
@@ -55,8 +63,25 @@ class ServerEnvironment:
     engine: str
     product: str
     version: str
+    least: tuple[int, int, int]
     proof: tuple[str, ...]
     recipes: tuple[Recipe, ...]
+
+    def require(self, version: object, server: str) -> tuple[int, ...]:
+        """A server's version as numbers.
+
+        Raises:
+            MachineError: it is below the least one, or none.
+        """
+        found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(version))
+        numbers = tuple(int(part or 0) for part in found.groups()) if found else ()
+        if numbers < self.least:
+            raise MachineError(
+                f"{server} is {self.product} {version}; agentrl needs at least "
+                f"{'.'.join(map(str, self.least))}: install a newer one (`agentrl install "
+                f"{self.engine}`) and name its interpreter in python of the engine's section"
+            )
+        return numbers
 
     def recipe(self, name: str) -> Recipe:
         """The recipe of a name."""

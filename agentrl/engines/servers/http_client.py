@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,9 @@ _KEPT_S = 2.0
 """Of an idle connection: servers close one after 5 s, and a call that it closes under would look
 like a lost server."""
 _SHOWN_CHARACTERS = 400
+_EVENT_PREFIX = b"data: "
+_EVENT_END = b"\n\n"
+_LAST_EVENT = b"[DONE]"
 
 
 class ServerLostError(EngineError):
@@ -67,6 +70,19 @@ def error_text(body: bytes) -> str:
             value = value[key]
     text = value if isinstance(value, str) else json.dumps(value)
     return text[:_SHOWN_CHARACTERS] or "no text"
+
+
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The data of each event. Its bytes are cut at line feeds alone: a text in it may hold any
+    other line's end.
+    """
+    rest = b""
+    async for chunk in chunks:
+        *whole, rest = (rest + chunk).split(_EVENT_END)
+        for event in whole:
+            data = event.strip().removeprefix(_EVENT_PREFIX)
+            if data and data != _LAST_EVENT:
+                yield data
 
 
 class HttpClient:
@@ -144,6 +160,26 @@ class HttpClient:
         if answer.status_code >= 400:
             raise refusal(self.name, route, answer.status_code, answer.content)
         return answer.content
+
+    async def ask(self, route: str) -> Mapping[str, Any]:
+        """A question that is answered at once."""
+        return await self.json(route, timeout_s=self.spec.call_timeout_s)
+
+    async def act(self, route: str, body: Mapping[str, Any]) -> None:
+        """A call whose answer says nothing."""
+        await self.send(route, body, timeout_s=self.spec.call_timeout_s)
+
+    async def events(
+        self, route: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """The objects of an answer that is a stream of server-sent events; who asks closes it."""
+        timeout = httpx.Timeout(None, connect=CONNECT_S)
+        with self.named(route, None):
+            async with self.http.stream("POST", route, json=body, timeout=timeout) as response:
+                if response.status_code >= 400:
+                    raise refusal(self.name, route, response.status_code, await response.aread())
+                async for event in events(response.aiter_bytes()):
+                    yield self.object(route, event)
 
     @contextmanager
     def named(self, route: str, timeout_s: float | None) -> Iterator[None]:

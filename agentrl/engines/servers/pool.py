@@ -113,6 +113,9 @@ class ServerPool:
             remedy = "no restart is left"
         self._tell(server, "server_lost", f"{self._last_problem}; {remedy}", lost=1)
         if not server.given:
+            # From here on, not from the task's first step: the request that found it lost looks for
+            # another server before that.
+            server.state = "starting"
             self._state.in_background(self._restart(server))
 
     async def find_returning(self) -> None:

@@ -7,13 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, Transport, TransportName
+from agentrl.engines.base import (
+    EnginePlace,
+    EngineSpec,
+    EngineTraits,
+    HostedEngine,
+    Transport,
+    TransportName,
+    WeightSender,
+)
 from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.errors import ConfigError, MachineError
 from agentrl.store.remote_folder import is_url
-from agentrl.types.section import Count, Listed, Natural, Seconds
+from agentrl.types.section import Arguments, Count, Fraction, Listed, Natural, Seconds
+from agentrl.types.user_code.load import load_object
 
 
 class ServersSpec(EngineSpec):
@@ -29,6 +38,15 @@ class ServersSpec(EngineSpec):
     other owner."""
     num_servers: Count = 1
     """Servers that each process that plays episodes starts."""
+    tp_size: Count = 1
+    """Tensor-parallel ranks of a server."""
+    max_running_requests: Count | None = None
+    """Requests that a server decodes at once; by default the program's own choice."""
+    kv_memory_fraction: Fraction | None = None
+    """Share of a device's memory for weights and KV cache; by default the program's own choice, or,
+    on GPUs that a server has in turn with ranks, what a count on paper leaves (docs/sglang.md)."""
+    server_args: Arguments = Field(default_factory=dict)
+    """Further arguments of the program by name, without dashes in front; true is a flag."""
     device: Literal["cpu", "cuda"] | None = None
     """Of the servers that are started; by default what their environment offers."""
     weight_sync: TransportName | None = None
@@ -59,8 +77,24 @@ class ServersSpec(EngineSpec):
     max_restarts: Natural = 3
     """Of one server in a stage, until it is given up."""
 
+    engine: ClassVar[str]
+    """``module:class`` of the engine, which takes a place, this section and a sender."""
     server_environment: ClassVar[ServerEnvironment]
     """Where such servers run: how it is built and found."""
+    own_arguments: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the program that agentrl sets itself."""
+
+    @field_validator("server_args")
+    @classmethod
+    def _not_own(cls, value: Arguments) -> Arguments:
+        for name in value:
+            if argument_name(name) in cls.own_arguments:
+                raise cls.broken(
+                    "server_args",
+                    f" must not have {name!r}, which agentrl sets itself; use the setting of that "
+                    f"meaning (docs/{cls.section}.md)",
+                )
+        return value
 
     @model_validator(mode="after")
     def _fits(self) -> ServersSpec:
@@ -112,15 +146,13 @@ class ServersSpec(EngineSpec):
         return not self.urls and "CUDA_VISIBLE_DEVICES" not in self.env
 
     @property
-    def _gpus_a_server(self) -> int:
-        """GPUs of one server."""
-        return 1
+    def _transport(self) -> TransportName:
+        """By default. A command may start its servers in a container or on another machine."""
+        return "http" if self.urls or self.command else "shared_memory"
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``: given servers have one owner."""
-        # A command may start its servers in a container or on another machine.
-        by_default: TransportName = "http" if self.urls or self.command else "shared_memory"
-        way = self.weight_sync or by_default
+        way = self.weight_sync or self._transport
         transport = Transport(way, self.device, self.broadcast_address)
         beside = self._shares_gpu
         shares = beside and self.device != "cpu"
@@ -128,8 +160,8 @@ class ServersSpec(EngineSpec):
             images=True,
             max_owners=1 if self.urls else None,
             transport=transport,
-            ranks_a_server=self._gpus_a_server if beside else 0,
-            gpus=self.num_servers * self._gpus_a_server if shares else 0,
+            ranks_a_server=self.tp_size if beside else 0,
+            gpus=self.num_servers * self.tp_size if shares else 0,
         )
 
     def resolve(self, place: EnginePlace) -> EnginePlace:
@@ -159,6 +191,22 @@ class ServersSpec(EngineSpec):
             )
         return replace(place, api_key=os.environ[self.api_key_env])
 
+    def build(self, place: EnginePlace, sender: WeightSender | None = None) -> HostedEngine:
+        """Starts the servers, or looks at those given, and waits until all serve.
+
+        Raises:
+            MachineError: no interpreter or environment, a server that does not come up, or a
+                version below the least one.
+            EngineError: a given server has another model.
+        """
+        engine: HostedEngine = load_object(self.engine)(place, self, sender)
+        return engine
+
     def interpreter(self, place: EnginePlace) -> Path:
         """The interpreter that starts servers."""
         return Path(self.python or place.server_python).expanduser()
+
+
+def argument_name(name: str) -> str:
+    """An argument of a program as its command line has it, without dashes in front."""
+    return name.lstrip("-").replace("_", "-")

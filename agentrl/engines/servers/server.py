@@ -97,7 +97,7 @@ class Server:
             port = free_port()
             self._client = self._kind.client(self.name, self._url or server_url(port), self._labels)
             if not self.given:
-                command = self._kind.command(model=model, port=port, label=label)
+                command = self._kind.command(model=model, port=port)
                 self._process = ServerProcess(
                     command, self._kind.environment(self._index), self._log
                 )
@@ -112,8 +112,7 @@ class Server:
             await self.end()
         await self.client.probe()
         await self.client.check_model()
-        if self.given:
-            await self.client.label(label)
+        await self.client.label(label)
 
     async def healthy(self) -> bool:
         """Whether it answers."""

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
-import httpx
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.held_weights import HeldTensor
 from agentrl.engines.servers.client import EncodedTensors, NewVersion, WeightLabels
-from agentrl.engines.servers.http_client import (
-    CONNECT_S,
-    HttpClient,
-    RefusedError,
-    ServerLostError,
-    refusal,
-)
+from agentrl.engines.servers.http_client import HttpClient, RefusedError, ServerLostError
+from agentrl.engines.servers.program.tensor_names import part_names
 from agentrl.engines.sglang.capabilities import (
     DIGESTS_SINCE,
     IMAGES_SINCE,
     SPANS_SINCE,
-    require_version,
 )
-from agentrl.engines.sglang.model_check import model_problem, part_names, rank_shards
+from agentrl.engines.sglang.environment import SGLANG
+from agentrl.engines.sglang.model_check import model_problem, rank_shards
 from agentrl.engines.sglang.routed_experts import ServedExperts
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
-from agentrl.engines.sglang.stream import events, tell_new
+from agentrl.engines.sglang.stream import tell_new
 from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
 from agentrl.engines.tensor_parallel import Shards
 from agentrl.engines.weights import WeightArray, read_config
@@ -91,13 +85,13 @@ class SGLangClient(HttpClient):
 
     async def probe(self) -> None:
         """See ``ServerClient.probe``."""
-        self._info = await self._ask("/server_info")
-        self.version = require_version(self._info.get("version"), self.name)
+        self._info = await self.ask("/server_info")
+        self.version = SGLANG.require(self._info.get("version"), self.name)
         self.brackets_updates = await self.has_route("/begin_weight_update")
 
     async def check_model(self) -> None:
         """See ``ServerClient.check_model``."""
-        served = await self._ask("/model_info")
+        served = await self.ask("/model_info")
         if problem := model_problem(self._place, self._info, served):
             raise EngineError(f"{self.name} {problem}", retryable=False)
         if self._experts is not None and not self._info.get("enable_return_routed_experts"):
@@ -110,15 +104,15 @@ class SGLangClient(HttpClient):
     async def attach(self) -> bool:
         """See ``ServerClient.attach``."""
         try:
-            await self._ask("/server_info")
-            await self._act("/abort_request", {"abort_all": True})
+            await self.ask("/server_info")
+            await self.act("/abort_request", {"abort_all": True})
             await self.resume()
             if await self.has_route("/end_weight_update"):
                 with suppress(RefusedError):
                     # none was open
                     await self._success("/end_weight_update", {})
             try:
-                await self._act("/flush_cache", {})
+                await self.act("/flush_cache", {})
             except RefusedError:
                 # a request still runs
                 return False
@@ -158,16 +152,16 @@ class SGLangClient(HttpClient):
 
     async def abort(self, rid: str) -> None:
         """Ends a request; one that the server does not know is ignored."""
-        await self._act("/abort_request", {"rid": rid})
+        await self.act("/abort_request", {"rid": rid})
 
     async def pause(self, mode: PauseMode) -> None:
         """Stops generating; ``retract`` gives the KV of running requests up."""
         # SGLang has no mode that waits. Nothing runs by now, so that nothing is retracted.
-        await self._act("/pause_generation", {"mode": "retract" if mode == "drain" else mode})
+        await self.act("/pause_generation", {"mode": "retract" if mode == "drain" else mode})
 
     async def resume(self) -> None:
         """Goes on generating."""
-        await self._act("/continue_generation", {})
+        await self.act("/continue_generation", {})
 
     async def release(self, tags: Sequence[Tag], *, running: int) -> None:
         """Gives memory back. The server dies where a request holds KV, so that is refused here.
@@ -317,18 +311,11 @@ class SGLangClient(HttpClient):
     async def _stream(self, body: Mapping[str, Any], request: GenerateRequest) -> Mapping[str, Any]:
         """The last of the answers of a request that tells its tokens as they come."""
         route = "/generate"
-        answer = None
+        answer: Mapping[str, Any] | None = None
         told = 0
-        with self.named(route, None):
-            timeout = httpx.Timeout(None, connect=CONNECT_S)
-            async with self.http.stream(
-                "POST", route, json={**body, "stream": True}, timeout=timeout
-            ) as response:
-                if response.status_code >= 400:
-                    raise refusal(self.name, route, response.status_code, await response.aread())
-                async for event in events(response.aiter_bytes()):
-                    answer = self.object(route, event)
-                    told = tell_new(request, answer, told)
+        async with aclosing(self.events(route, {**body, "stream": True})) as answers:
+            async for answer in answers:
+                told = tell_new(request, answer, told)
         if answer is None:
             raise ServerLostError(f"{self.name} answered {route} with a stream of nothing")
         return answer
@@ -348,10 +335,3 @@ class SGLangClient(HttpClient):
             raise RefusedError(
                 f"{self.name} did not do {route}: {answer.get('message') or 'no reason given'}"
             )
-
-    async def _ask(self, route: str) -> Mapping[str, Any]:
-        return await self.json(route, timeout_s=self.spec.call_timeout_s)
-
-    async def _act(self, route: str, body: Mapping[str, Any]) -> None:
-        """A call whose answer says nothing."""
-        await self.send(route, body, timeout_s=self.spec.call_timeout_s)

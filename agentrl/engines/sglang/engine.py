@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from dataclasses import replace
-from pathlib import Path
-
 from agentrl.engines.base import EnginePlace, WeightSender
-from agentrl.engines.servers.engine import ServersEngine
+from agentrl.engines.servers.engine import ServersEngine, own_folder
 from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 
@@ -17,7 +12,7 @@ class SGLangEngine(ServersEngine):
     """``RolloutEngine`` and ``EngineControl`` over SGLang servers; see ``ServersEngine``.
 
     Args:
-        place: what is served; several ranks may have one, and each has a folder of its own in it.
+        place: what is served.
         spec: which servers, and how.
         sender: see ``ServersEngine``.
 
@@ -30,5 +25,4 @@ class SGLangEngine(ServersEngine):
     def __init__(
         self, place: EnginePlace, spec: SGLangEngineSpec, sender: WeightSender | None = None
     ) -> None:
-        own = Path(place.folder) / f"{socket.gethostname()}-{os.getpid()}"
-        super().__init__(SGLangServers(replace(place, folder=str(own)), spec), sender)
+        super().__init__(SGLangServers(own_folder(place), spec), sender)

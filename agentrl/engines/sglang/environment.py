@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.engines.servers.environment import Recipe, ServerEnvironment
+from agentrl.engines.servers.environment import VISION_OPS, Recipe, ServerEnvironment
 
 _HERE = Path(__file__).parent
-_STAND_INS = _HERE / "stand_ins"
 
 SGLANG = ServerEnvironment(
     engine="sglang",
     product="SGLang",
     version="0.5.23",
+    least=(0, 5, 18),
     proof=("-m", "sglang.launch_server", "--help"),
     recipes=(
         # The wheel with all that it asks for: CUDA builds of torch and of SGLang's kernels.
@@ -32,9 +32,8 @@ SGLANG = ServerEnvironment(
             ),
             torch_index="https://download.pytorch.org/whl/cpu",
             stand_ins={
-                "sgl_kernel/__init__.py": _STAND_INS / "kernels.py",
-                "agentrl_vision_ops.py": _STAND_INS / "vision_ops.py",
-                "agentrl_vision_ops.pth": _STAND_INS / "vision_ops.txt",
+                "sgl_kernel/__init__.py": _HERE / "stand_ins" / "kernels.py",
+                **VISION_OPS,
             },
         ),
     ),

@@ -6,16 +6,15 @@ import base64
 import itertools
 import math
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from agentrl.engines.base import EnginePlace, SharedGpus
 from agentrl.engines.find import engines_with
-from agentrl.engines.servers.client import EncodedTensors, ModelSizes, WeightLabels
+from agentrl.engines.servers.client import EncodedTensors, WeightLabels
+from agentrl.engines.servers.program.launch import ProgramServers
 from agentrl.engines.servers.server import HOST
-from agentrl.engines.sglang.capabilities import require_version
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.model_check import SPARE_POSITIONS
 from agentrl.engines.sglang.routed_experts import ServedExperts
@@ -29,11 +28,6 @@ from agentrl.types.user_code.load import load_object
 if TYPE_CHECKING:
     from torch import UntypedStorage
 
-_PROBE = (
-    "import importlib.metadata as m, torch; "
-    "print(m.version('sglang'), 'cuda' if torch.cuda.is_available() else 'cpu')"
-)
-_PROBE_S = 120.0
 # The KV cache is bounded by its tokens, and the fraction by nothing: a server does not start where
 # its weights take more than that of the free memory, or others do while it loads.
 _CPU_ARGUMENTS: Mapping[str, object] = {
@@ -75,8 +69,8 @@ def kv_memory_fraction(shared: SharedGpus) -> float:
     return math.floor(1000 * left / free) / 1000
 
 
-class SGLangServers:
-    """``ServerKind`` of SGLang.
+class SGLangServers(ProgramServers[SGLangEngineSpec]):
+    """``ServerKind`` of SGLang; see ``ProgramServers``.
 
     Args:
         place: what is served.
@@ -86,23 +80,12 @@ class SGLangServers:
         routing: see ``ServerKind.routing``.
 
     Raises:
-        ConfigError: ``context_tokens`` above what the model was made for, ``tp_size`` ranks that
-            cannot share it, or float32 on a GPU; a server would say so minutes later, in its log.
-            Or a mixture of experts with tied embeddings, of which it would say nothing.
-        MachineError: the interpreter is missing, or its environment holds no SGLang, or an old one.
+        ConfigError: float32 on a GPU, which a server would say minutes later, in its log; or a
+            mixture of experts with tied embeddings, of which it would say nothing.
     """
 
     def __init__(self, place: EnginePlace, spec: SGLangEngineSpec) -> None:
-        self.place = place
-        self.spec = spec
-        self.sizes = ModelSizes.read(place)
-        heads = self.sizes.num_heads
-        if not spec.urls and heads % spec.tp_size:
-            raise ConfigError(
-                f"SGLangEngineSpec.tp_size must divide the model's num_attention_heads={heads} "
-                "(each rank of a server has as many heads as the others), got "
-                f"{spec.tp_size}; choose a divisor, or set it to 1"
-            )
+        super().__init__(place, spec)
         if self.sizes.ties_embeddings and is_mixture(Path(place.model)):
             raise ConfigError(
                 f"SGLang does not tie the output layer of a mixture of experts, and {place.model} "
@@ -111,17 +94,12 @@ class SGLangServers:
             )
         experts = ServedExperts.of(place)
         self.routing: RoutingShape | None = None if experts is None else experts.routing
-        self.device = spec.device
-        if not spec.urls and not spec.command:
-            offered = self._ask_environment()
-            self.device = spec.device or offered
         # the RMSNorm of sgl_kernel "failed to dispatch data type Float"
         if not spec.urls and self.device == "cuda" and place.dtype == "float32":
             raise ConfigError(
                 "EnginePlace.dtype must be bfloat16 for SGLang servers on a GPU (its kernels there "
                 "have no float32), got 'float32'; set it, or SGLangEngineSpec.device=cpu"
             )
-
         if not spec.urls and self.device == "cpu" and self.routing is not None:
             raise ConfigError(
                 "EnginePlace.routed_experts needs SGLang servers on a GPU (they keep experts in "
@@ -149,14 +127,8 @@ class SGLangServers:
         # ``direct`` copies each tensor to the parameter of its name
         return EncodedTensors(texts, "direct" if len(texts) > 1 else None)
 
-    def command(self, *, model: Path, port: int, label: str) -> list[str]:
-        """The command line of one server.
-
-        Args:
-            model: folder of the weights that it starts with.
-            port: where it listens.
-            label: of those weights.
-        """
+    def command(self, *, model: Path, port: int) -> list[str]:
+        """See ``ServerKind.command``."""
         spec = self.spec
         place = self.place
         needs_tokenizer = place.stop_strings or self.sizes.sees_images
@@ -167,7 +139,6 @@ class SGLangServers:
             "port": port,
             "dtype": place.dtype,
             "context-length": place.context_tokens + SPARE_POSITIONS,
-            "weight-version": label,
             "skip-server-warmup": True,
             # else the scheduler spins, and takes a core from training
             "sleep-on-idle": True,
@@ -183,34 +154,11 @@ class SGLangServers:
         arguments |= self._shared_arguments()
         if spec.kv_memory_fraction is not None:
             arguments["mem-fraction-static"] = spec.kv_memory_fraction
-        arguments |= {
-            name.lstrip("-").replace("_", "-"): value for name, value in spec.server_args.items()
-        }
-        words = list(spec.command) or [self._python, "-m", "sglang.launch_server"]
-        for name, value in arguments.items():
-            if value is None or value is False:
-                continue
-            words.append(f"--{name}")
-            if value is not True:
-                items = value if isinstance(value, list | tuple) else (value,)
-                words += [str(item) for item in items]
-        return words
+        return self.words(("-m", "sglang.launch_server"), arguments)
 
-    def environment(self, index: int = 0) -> dict[str, str]:
-        """This process's environment without what belongs to its own interpreter, for its server of
-        that index.
-
-        A model that is a folder needs no look at the network; a rank has one thread unless said
-        otherwise.
-        """
-        kept = os.environ.copy()
-        for name in ("PYTHONPATH", "PYTHONHOME"):
-            kept.pop(name, None)
+    def own_environment(self) -> dict[str, str]:
+        """See ``ProgramServers.own_environment``."""
         own = {
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            # What a server says before it dies has to reach its log.
-            "PYTHONUNBUFFERED": "1",
             # ids beside images stay as they are sent
             "SGLANG_MM_AVOID_RETOKENIZE": "1",
             # for SPARE_POSITIONS, which no token reaches
@@ -223,66 +171,17 @@ class SGLangServers:
                 own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(
                     map(str, itertools.islice(cores, ranks))
                 )
-            kept.setdefault("OMP_NUM_THREADS", "1")
-        if gpus := self._shared_ids or self._own_ids(index):
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        return kept | own | dict(self.spec.env)
-
-    @property
-    def _shared_ids(self) -> tuple[str, ...]:
-        """The GPUs that a server shares with ranks; none on a CPU."""
-        shared = self.place.shared
-        return () if shared is None or self.device == "cpu" else shared.ids
-
-    def _own_ids(self, index: int) -> tuple[str, ...]:
-        """A server's part of the GPUs that a rollout worker was given for all of its servers."""
-        each = self.spec.tp_size
-        seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-        if self.device == "cpu" or len(seen) != self.spec.num_servers * each:
-            return ()
-        return tuple(seen[index * each : (index + 1) * each])
+        return own
 
     def _shared_arguments(self) -> dict[str, object]:
         """What gives memory back to the ranks, and leaves them some, where they train in turn."""
         shared = self.place.shared
-        if shared is None or not self._shared_ids or not shared.free_bytes:
+        if shared is None or not self.shared_ids or not shared.free_bytes:
             return {}
         own: dict[str, object] = {"enable-memory-saver": True}
         if self.spec.kv_memory_fraction is None:
             own["mem-fraction-static"] = kv_memory_fraction(shared)
         return own
-
-    @property
-    def _python(self) -> str:
-        return str(self.spec.interpreter(self.place))
-
-    def _ask_environment(self) -> Literal["cpu", "cuda"]:
-        """The device that the servers' environment offers."""
-        remedy = (
-            "run `agentrl install sglang`, or set SGLangEngineSpec.python to the interpreter of "
-            "such an environment"
-        )
-        if not Path(self._python).is_file():
-            raise MachineError(
-                f"SGLangEngineSpec.python='{self._python}' is no interpreter; {remedy}"
-            )
-        try:
-            answer = subprocess.run(
-                [self._python, "-c", _PROBE],
-                env=self.environment(),
-                capture_output=True,
-                text=True,
-                timeout=_PROBE_S,
-                check=True,
-            )
-            version, device = answer.stdout.split()
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
-            raise MachineError(
-                f"{self._python} cannot run SGLang: {''.join(said)}; {remedy}"
-            ) from error
-        require_version(version, f"the environment of {self._python}")
-        return "cuda" if device == "cuda" else "cpu"
 
     def _kv_tokens(self) -> int | None:
         """SGLang sizes its KV cache by a device's memory, which says nothing without a device."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.tensor_parallel import FUSED, Shards, tensor_parallel_shards
-from agentrl.engines.weights import num_experts, read_config, tensor_shapes
+from agentrl.engines.tensor_parallel import Shards, tensor_parallel_shards
+from agentrl.engines.weights import read_config, tensor_shapes
 from agentrl.errors import DataError
 
 SPARE_POSITIONS = 8
@@ -103,38 +103,6 @@ def rank_shards(
     if config.get("tie_word_embeddings"):
         own.pop("lm_head.weight", None)
     return tensor_parallel_shards(own, num_ranks, kv_heads=kv_heads)
-
-
-_STACKS = {
-    "mlp.experts.w13_weight": ("gate_proj", "up_proj"),
-    "mlp.experts.w2_weight": ("down_proj",),
-    # Mixtral's folders have other names
-    "block_sparse_moe.experts.w13_weight": ("w1", "w3"),
-    "block_sparse_moe.experts.w2_weight": ("w2",),
-}
-"""The folder's projections of each expert of a stack, by the end of its name."""
-
-
-def part_names(served: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The Hugging Face tensors that one of the server's is made of, in order; none for a table of
-    positions.
-
-    Args:
-        served: the server's name.
-        config: of the model.
-    """
-    if ".rotary_emb." in served:
-        return ()
-    if layers := _STACKS.get(".".join(served.split(".")[-3:])):
-        prefix, count = served.rpartition(".")[0], num_experts(config)
-        return tuple(f"{prefix}.{n}.{layer}.weight" for n in range(count) for layer in layers)
-    if served.startswith("visual."):
-        # Qwen's vision tower has queries, keys and values in one tensor of its own
-        served = served.replace(".attn.qkv_proj.", ".attn.qkv.")
-    for fused, names in FUSED.items():
-        if f".{fused}." in served:
-            return tuple(served.replace(fused, name) for name in names)
-    return (served,)
 
 
 def _dtype(asked: str, config: Mapping[str, Any]) -> str:

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.engines.sglang.wire import scored
 from agentrl.types import GenerateRequest
-
-_PREFIX = b"data: "
-_END = b"\n\n"
-_DONE = b"[DONE]"
-
-
-async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event. Its bytes are cut at line feeds alone: a text in it may hold any
-    other line's end.
-    """
-    rest = b""
-    async for chunk in chunks:
-        *whole, rest = (rest + chunk).split(_END)
-        for event in whole:
-            data = event.strip().removeprefix(_PREFIX)
-            if data and data != _DONE:
-                yield data
 
 
 def tell_new(request: GenerateRequest, answer: Mapping[str, Any], told: int) -> int:

@@ -10,17 +10,15 @@ import numpy.typing as npt
 
 from agentrl.engines.checks import chosen
 from agentrl.engines.servers.http_client import RefusedError, ServerLostError
+from agentrl.engines.servers.program.answer import Answer, Span
+from agentrl.engines.servers.program.prompt import single_placeholders
 from agentrl.engines.sglang.routed_experts import ServedExperts
-from agentrl.errors import TokenMismatchError
 from agentrl.types import (
     Completion,
     FinishReason,
     GenerateRequest,
     SamplingParams,
-    Segment,
-    SegmentKind,
     TokenUsage,
-    alternatives_side,
 )
 
 _NAN_MARK = "NaN happened"
@@ -49,7 +47,7 @@ def generate_body(
     """
     body = {
         "rid": rid,
-        "input_ids": _with_single_placeholders(request),
+        "input_ids": single_placeholders(request),
         "sampling_params": sampling_body(request.sampling),
         "return_logprob": True,
     }
@@ -104,14 +102,6 @@ def scored(
     return ids, np.asarray([triple[0] for triple in triples], np.float32)
 
 
-def _with_single_placeholders(request: GenerateRequest) -> list[int]:
-    kept = np.ones(request.token_ids.size, dtype=np.bool_)
-    for span in request.media:
-        kept[span.start + 1 : span.start + span.num_tokens] = False
-    ids: list[int] = request.token_ids[kept].tolist()
-    return ids
-
-
 def read_answer(
     request: GenerateRequest,
     answer: Mapping[str, Any],
@@ -148,10 +138,9 @@ def read_answer(
             )
         matched = finish.get("matched")
         ids = np.asarray(answer["output_ids"], np.int32)
-        triples = meta.get("output_token_logprobs") or []
-        named, logprobs = scored(triples)
+        named, logprobs = scored(meta.get("output_token_logprobs") or [])
         spans = _spans(meta, ids.size)
-        others, other_logprobs = _alternatives(meta, request.num_alternatives)
+        alternatives = _alternatives(meta, request.num_alternatives)
         usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)
         record = None if experts is None else experts.read(meta)
@@ -165,59 +154,20 @@ def read_answer(
         raise RefusedError(
             f"{who}: the server sampled from logits that are not numbers; look at the weights"
         )
-    if not np.isfinite(logprobs).all():
-        first = triples[int(np.argmin(np.isfinite(logprobs)))][0]
-        raise RefusedError(
-            f"{who}: a logprob is {first!r}, which is not a finite number; the server's weights or "
-            "arithmetic are broken (a dtype that overflows?), and nothing can be trained on it"
-        )
-    if contradiction := _contradiction(ids, named, others, spans):
-        raise TokenMismatchError(f"{who}: {contradiction}")
-    return Completion(
-        request_id=request.request_id,
-        segments=tuple(
-            Segment(
-                SegmentKind.POLICY,
-                ids[start:end],
-                logprobs[start:end],
-                version_of(label),
-                side=alternatives_side(others[start:end], other_logprobs[start:end]),
-            )
-            for label, start, end in spans
-            if end > start
-        ),
+    parts = Answer(
+        ids=ids,
+        named=named,
+        logprobs=logprobs,
+        alternatives=alternatives,
+        spans=spans,
         finish_reason=reason,
         stop_string=matched if reason == "stop" and isinstance(matched, str) else None,
         usage=usage,
         cached_tokens=cached,
         timings=timings,
-        routed_experts=record,
+        experts=record,
     )
-
-
-def _contradiction(
-    ids: npt.NDArray[np.int32],
-    named: npt.NDArray[np.int32],
-    others: npt.NDArray[np.int32],
-    spans: Sequence[tuple[str, int, int]],
-) -> str:
-    """How the parts of an answer contradict each other; empty where they agree.
-
-    Args:
-        ids: ``[n]`` of the sampled tokens.
-        named: those that the logprobs are of.
-        others: ``[n, K]`` alternatives.
-        spans: ``(label, start, end)`` of each weight version.
-    """
-    if not np.array_equal(named, ids):
-        return (
-            f"{ids.size} ids came back and {named.size} logprobs, which are not of the same tokens"
-        )
-    if others.shape[1] and len(others) != ids.size:
-        return f"{ids.size} ids came back and alternatives to {len(others)}"
-    if [*(start for _, start, _ in spans), ids.size] != [0, *(end for _, _, end in spans)]:
-        return f"the spans of weight versions {spans} do not cover its {ids.size} ids"
-    return ""
+    return parts.completion(request, who, version_of)
 
 
 def _alternatives(
@@ -229,8 +179,8 @@ def _alternatives(
     return ids, np.array([logprobs for _, logprobs in rows], np.float32).reshape(ids.shape)
 
 
-def _spans(meta: Mapping[str, Any], size: int) -> list[tuple[str, int, int]]:
-    """``(label, start, end)``; a server without spans makes each answer with one version."""
+def _spans(meta: Mapping[str, Any], size: int) -> list[Span]:
+    """Spans of weight versions; a server without them makes each answer with one version."""
     spans = meta.get("weight_versions")
     if spans is None:
         return [(str(meta["weight_version"]), 0, size)]

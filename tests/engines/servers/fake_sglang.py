@@ -18,10 +18,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("score")
 parser.add_argument("--port", type=int)
 parser.add_argument("--host")
-parser.add_argument("--weight-version")
 options, _ = parser.parse_known_args(sys.argv[1:])
 score = float(Path(options.score).read_text())
-labels = [options.weight_version]
+labels: list[str] = []
 
 
 class Handler(BaseHTTPRequestHandler):

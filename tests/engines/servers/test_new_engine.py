@@ -14,10 +14,10 @@ import pytest
 import agentrl
 from agentrl.engines.find import engines_with, server_environment, server_environments
 from agentrl.engines.sglang.environment import SGLANG
+from agentrl.engines.vllm.environment import VLLM
 from agentrl.errors import ConfigError
 
 PACKAGE = Path(agentrl.__file__).parent
-OWN = PACKAGE / "engines" / "sglang"
 
 
 def code(path: Path) -> str:
@@ -32,22 +32,24 @@ def code(path: Path) -> str:
     return " ".join(words).lower()
 
 
-def test_beside_the_names_of_foreign_keys_two_files_name_it() -> None:
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_beside_the_names_of_foreign_keys_two_files_name_it(name: str) -> None:
+    own = PACKAGE / "engines" / name
     naming = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
-        if OWN not in path.parents and "sglang" in code(path)
+        if own not in path.parents and name in code(path)
     }
-    assert naming == {"engines/find.py", "config/train_sections.py", "config/foreign_keys.py"}
+    assert naming - {"config/foreign_keys.py"} == {"engines/find.py", "config/train_sections.py"}
 
 
 def test_advice_names_the_engines_that_have_the_ability() -> None:
-    assert engines_with("returns_ids") == "'torch' or 'sglang'"
-    assert engines_with("returns_ids", "images") == "'sglang'"
+    assert engines_with("returns_ids") == "'vllm' or 'torch' or 'sglang'"
+    assert engines_with("returns_ids", "images") == "'vllm' or 'sglang'"
     assert engines_with("deterministic") == "'torch'"
 
 
 def test_install_takes_engines_that_start_servers() -> None:
-    assert server_environments() == {"sglang": SGLANG}
-    with pytest.raises(ConfigError, match="needs an engine that starts servers, sglang or module"):
+    assert server_environments() == {"sglang": SGLANG, "vllm": VLLM}
+    with pytest.raises(ConfigError, match="needs an engine that starts servers, sglang, vllm or"):
         server_environment("torch")

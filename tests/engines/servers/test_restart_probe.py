@@ -116,6 +116,20 @@ def test_a_server_that_computes_the_same_serves_again(
     assert (ranks.asked, labels(engine)) == ([1], ["before", "1"])
 
 
+def test_who_finds_the_only_server_lost_may_wait_for_its_restart_at_once(
+    engine: SGLangEngine,
+) -> None:
+    async def lose() -> str:
+        [server] = engine.pool.servers
+        engine.pool.lose(server, "it answered half")
+        # raised where none would come back
+        engine.pool.require_any_live()
+        return server.state
+
+    assert engine.submit(lose()).result() == "starting"
+    until(lambda: any(n.event == "server_restarted" for n in engine.take_notices()))
+
+
 def test_a_server_that_restarts_in_the_middle_of_a_publish_gets_the_new_version(
     engine: SGLangEngine, score: Path, ranks: Ranks
 ) -> None:

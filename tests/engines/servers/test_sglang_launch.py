@@ -35,7 +35,7 @@ def servers(**settings: Any) -> SGLangServers:
 
 
 def words(**settings: Any) -> list[str]:
-    return servers(**settings).command(model=Path("model"), port=4, label="own.0")
+    return servers(**settings).command(model=Path("model"), port=4)
 
 
 def value(command: list[str], name: str) -> str:
@@ -54,7 +54,6 @@ def value(command: list[str], name: str) -> str:
         ({"dtype": "bfloat16"}, "--dtype", "bfloat16"),
         ({"server_args": {"schedule_policy": "lpm"}}, "--schedule-policy", "lpm"),
         ({"server_args": {"attention-backend": "triton"}}, "--attention-backend", "triton"),
-        ({}, "--weight-version", "own.0"),
     ],
 )
 def test_a_setting_becomes_an_argument(settings: dict[str, Any], name: str, given: str) -> None:

@@ -98,10 +98,10 @@ def test_servers_keep_experts_where_they_are_wanted(mixture: Path) -> None:
     spec = SGLangEngineSpec(device="cuda", command=("launch",))
     asked = SGLangServers(place, spec)
     flag = "--enable-return-routed-experts"
-    assert flag in asked.command(model=mixture, port=1, label="own.0")
+    assert flag in asked.command(model=mixture, port=1)
     assert asked.routing == RoutingShape(2, 3, 2)
     others = SGLangServers(replace(place, routed_experts=False), spec)
-    assert flag not in others.command(model=mixture, port=1, label="own.0")
+    assert flag not in others.command(model=mixture, port=1)
     assert others.routing is None
     with pytest.raises(ConfigError, match=r"routed_experts needs SGLang servers on a GPU"):
         SGLangServers(place, spec.replace(device="cpu"))
@@ -118,7 +118,7 @@ async def test_a_given_server_without_them_is_refused(
     async def told(_route: str) -> dict[str, Any]:
         return {}
 
-    monkeypatch.setattr(client, "_ask", told)
+    monkeypatch.setattr(client, "ask", told)
     for flag, refused in ((False, True), (True, False)):
         monkeypatch.setattr(client, "_info", info | {"enable_return_routed_experts": flag})
         if refused:

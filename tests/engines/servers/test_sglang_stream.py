@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from agentrl.engines import EnginePlace
-from agentrl.engines.servers.http_client import RefusedError, ServerLostError
+from agentrl.engines.servers.http_client import RefusedError, ServerLostError, events
 from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.requests import Requests
 from agentrl.engines.servers.server import Server
@@ -22,7 +22,6 @@ from agentrl.engines.servers.state import ServersState
 from agentrl.engines.sglang import SGLangEngineSpec
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.launch import SGLangServers
-from agentrl.engines.sglang.stream import events
 from agentrl.errors import EngineError
 from agentrl.types import GenerateRequest, concat_ids
 from tests.engines.servers.broken_server import (

@@ -44,7 +44,7 @@ def python() -> str:
     return str(path)
 
 
-def make_model(folder: Path, *, seed: int) -> Path:
+def make_model(folder: Path, *, seed: int, heads: int = 4, context: int = CONTEXT) -> Path:
     """A Qwen2 with random weights, biases included, and the tokenizer of the tiny task."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -56,11 +56,11 @@ def make_model(folder: Path, *, seed: int) -> Path:
         vocab_size=300,
         hidden_size=64,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         intermediate_size=128,
         tie_word_embeddings=True,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=context,
         initializer_range=0.08,
     )
     model = Qwen2ForCausalLM(config)
@@ -149,7 +149,7 @@ def running_server(python: str, model: Path, folder: Path, **settings: Any) -> I
     own, place = split({"model": str(model), "folder": str(folder), **usual, **settings})
     servers = SGLangServers(place, SGLangEngineSpec(python=python, **own))
     port = free_port()
-    command = servers.command(model=model, port=port, label="start")
+    command = servers.command(model=model, port=port)
     process = ServerProcess(command, servers.environment(), folder / "server.log")
     url = server_url(port)
     try:

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 
 from agentrl.engines.servers.client import read_config
+from agentrl.engines.servers.program.tensor_names import part_names
 from agentrl.engines.sglang import SGLangEngine
-from agentrl.engines.sglang.model_check import part_names
 from agentrl.engines.weights import WeightArray
 
 ON_GPU = torch.cuda.is_available()

@@ -1,0 +1,1 @@
+"""Server programs: what engines share whose servers are other people's programs."""

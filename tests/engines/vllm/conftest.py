@@ -1,0 +1,120 @@
+"""One real vLLM server for all tests that can share one, and a tiny Qwen2 for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrl.engines import EnginePlace, WeightSender
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.server import free_port, server_url
+from agentrl.engines.vllm import VLLMEngine, VLLMEngineSpec
+from agentrl.engines.vllm.environment import VLLM
+from agentrl.engines.vllm.launch import VLLMServers
+from tests.engines.sglang.conftest import make_model
+from tests.engines.sglang.models import HuggingFace
+
+CONTEXT = 2048
+"""Long enough that a request lasts until it is paused."""
+START_S = 600
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """See ``interpreter``."""
+    return interpreter()
+
+
+def interpreter() -> str:
+    """That of the servers' environment: ``AGENTRL_VLLM_PYTHON``, or where `agentrl install` puts
+    it.
+    """
+    path = Path(os.environ.get("AGENTRL_VLLM_PYTHON") or VLLM.python())
+    if not path.is_file():
+        pytest.skip(f"no environment for vLLM servers at {path}: run `agentrl install vllm`")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # heads of 32 numbers, the fewest that vLLM has on a CPU
+    return make_model(tmp_path_factory.mktemp("qwen2"), seed=3, heads=2, context=CONTEXT)
+
+
+@pytest.fixture
+def reference(model: Path) -> HuggingFace:
+    """The same model in transformers, to be changed at will."""
+    return HuggingFace(model)
+
+
+def split(settings: dict[str, Any]) -> tuple[VLLMEngineSpec, EnginePlace]:
+    """Settings of the section, and the place that the others describe."""
+    usual = {"stop_strings": True, "context_tokens": CONTEXT}
+    given = usual | settings
+    names = {field.name for field in fields(EnginePlace)} - VLLMEngineSpec.model_fields.keys()
+    place = EnginePlace(**{name: given.pop(name) for name in names & given.keys()})
+    return VLLMEngineSpec(**given), place
+
+
+@contextmanager
+def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
+    """A server with these settings beside the usual ones; its address."""
+    spec, place = split(
+        {"model": str(model), "folder": str(folder), "kv_tokens": 8192, "python": python} | settings
+    )
+    servers = VLLMServers(place, spec)
+    port = free_port()
+    process = ServerProcess(
+        servers.command(model=model, port=port), servers.environment(), folder / "server.log"
+    )
+    url = server_url(port)
+    try:
+        end = time.monotonic() + START_S
+        while not _healthy(url):
+            assert process.exit_code is None, process.log_tail()
+            assert time.monotonic() < end, process.log_tail()
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.end()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that any test may own for a while."""
+    with running_server(python, model, tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+@pytest.fixture
+def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
+    """Builds engines and closes them at the end of the test."""
+    engines: list[VLLMEngine] = []
+
+    def make(
+        *urls: str, sender: Callable[[], WeightSender] | None = None, **settings: Any
+    ) -> VLLMEngine:
+        given = {"model": str(model), "folder": str(tmp_path / "engine"), "urls": urls}
+        spec, place = split(given | settings)
+        own = replace(place, unavailable_s=900.0)
+        engines.append(VLLMEngine(own, spec, None if sender is None else sender()))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()

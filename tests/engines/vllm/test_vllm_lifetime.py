@@ -1,0 +1,97 @@
+"""Servers of our own: one is killed, and comes back with the current weights; the contract of
+engines; a run of the tiny task whose server is killed in mid-step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.engines.checks import check_engine
+from agentrl.engines.vllm import VLLMEngine
+from agentrl.weight_sync import DiskSender
+from tests.engines.sglang.models import (
+    NEAR,
+    HuggingFace,
+    in_flight,
+    logprobs,
+    made,
+    request,
+    versions,
+)
+from tests.engines.sglang.runs import assert_each_was_trained_once, train
+from tests.engines.vllm.conftest import split
+from tests.engines.vllm.test_vllm_served import publish
+from tests.run.tiny_run import metrics
+from tests.run.tiny_task import graded
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def server_of(folder: Path) -> int:
+    """The process of the vLLM server that serves a model below a folder, the launching one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        whole = " ".join(words)
+        serves = "vllm.entrypoints.cli.main" in words and "supervise" not in whole
+        if serves and str(folder) in whole:
+            found.append(int(process.name))
+    return min(found)
+
+
+async def test_a_killed_server_comes_back_with_the_weights_that_were_sent(
+    build: Callable[..., VLLMEngine], python: str, model: Path, reference: HuggingFace
+) -> None:
+    engine = await asyncio.to_thread(
+        lambda: build(python=python, sender=lambda: DiskSender(None), startup_timeout_s=600)
+    )
+    reference.scale(1.03)
+    await asyncio.to_thread(publish, engine, reference, 1)
+    [running] = await in_flight(engine, request("killed", [5, 17, 9], max_new_tokens=1500))
+    os.kill(server_of(model), signal.SIGKILL)
+    # the same request, sent again to the server that was started again
+    answer = await running
+    assert versions(answer) == [1]
+    np.testing.assert_allclose(
+        logprobs(answer), reference.logprobs([5, 17, 9], made(answer)), atol=NEAR
+    )
+    assert [notice.event for notice in engine.take_notices()] == ["server_lost", "server_restarted"]
+
+
+def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(
+    tmp_path: Path, model: Path, python: str
+) -> None:
+    scored: list[int] = []
+
+    def kill_once(episode: object) -> float:
+        scored.append(1)
+        if len(scored) == 16:  # the fourth episode of the second step
+            os.kill(server_of(model), signal.SIGKILL)
+        return graded(episode)  # type: ignore[arg-type]
+
+    own = ("rollout.engine=vllm", f"rollout.vllm.python={python}")
+    run_dir = train(tmp_path, model, *own, reward=kill_once)
+    assert len(scored) > 16
+    rows = metrics(run_dir)
+    assert [row["policy_version"] for row in rows] == [1, 2, 3]
+    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
+    assert_each_was_trained_once(run_dir)
+
+
+def test_it_keeps_the_contract_of_engines(
+    python: str, model: Path, reference: HuggingFace, tmp_path: Path
+) -> None:
+    spec, place = split(
+        {"model": str(model), "folder": str(tmp_path), "python": python, "startup_timeout_s": 600}
+    )
+    check_engine(spec, place, sender=DiskSender(None), tensors=reference.module.named_parameters())

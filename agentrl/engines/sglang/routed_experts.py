@@ -40,10 +40,12 @@ class ServedExperts:
     @classmethod
     def of(cls, place: EnginePlace) -> ServedExperts | None:
         """Of the model of a folder; None where nobody asks, or it has no experts."""
+        if not place.routed_experts:
+            return None
         config = read_config(place.model)
         config = config.get("text_config") or config
         experts = num_experts(config)
-        if not place.routed_experts or not experts:
+        if not experts:
             return None
         found = filter(None, map(_EXPERT.search, tensor_shapes(Path(place.model))))
         layers = tuple(sorted({int(one[1]) for one in found}))

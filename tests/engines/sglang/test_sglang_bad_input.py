@@ -70,7 +70,7 @@ async def test_logprobs_of_weights_that_are_no_numbers_are_refused(
     with torch.no_grad():
         reference.module.model.norm.weight[3] = float("nan")
     await asyncio.to_thread(publish, engine, reference, 1)
-    with pytest.raises(RefusedError, match="a logprob is None, which is not a finite number"):
+    with pytest.raises(RefusedError, match="a logprob is nan, which is not a finite number"):
         await engine.generate(request("nan", PROMPT, temperature=temperature))
 
 

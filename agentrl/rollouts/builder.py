@@ -31,8 +31,8 @@ from agentrl.types import (
     concat_ids,
     share_experts,
 )
+from agentrl.types.arrays import recorded
 from agentrl.types.clock import EpochClock, WaitClock
-from agentrl.types.routing import recorded
 
 STATE = "state"
 """The key of ``Observation.info`` by which an environment names its state."""

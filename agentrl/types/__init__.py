@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.types.arrays import frozen_ints
+from agentrl.types.arrays import Experts, RoutingShape, frozen_ints
 from agentrl.types.batch import Batch, BatchShard
 from agentrl.types.blob import Blob, Image
 from agentrl.types.completion import (
@@ -30,7 +30,6 @@ from agentrl.types.messages import (
     images_in,
     with_images,
 )
-from agentrl.types.routing import Experts, RoutingShape
 from agentrl.types.seeds import seed_for
 from agentrl.types.segment import (
     MediaSpan,

@@ -1,7 +1,15 @@
-"""Arrays: type aliases, constructors of read-only arrays, and what two sequences share."""
+"""Arrays: type aliases, constructors of read-only arrays, what two sequences share, and records of
+the experts that tokens went through.
+
+Row i of a record holds the experts of the forward that read token i, in every layer that has any. A
+row of the dtype's largest number throughout is none: nobody told.
+
+Axes: n tokens, L layers with experts, k experts of a token in a layer.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,3 +51,70 @@ def _frozen(values: Any, dtype: Any) -> npt.NDArray[Any]:
         array = array.copy() if array.base is not None or array is values else array
         array.setflags(write=False)
     return array
+
+
+Number: TypeAlias = np.unsignedinteger[Any]
+"""Of an expert: uint8 or uint16."""
+
+Experts: TypeAlias = npt.NDArray[Number]
+"""A record ``[n, L, k]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingShape:
+    """How a model routes its tokens.
+
+    Args:
+        layers: those with experts.
+        experts: of a layer.
+        top_k: experts that a token goes through in a layer.
+    """
+
+    layers: int
+    experts: int
+    top_k: int
+
+    @property
+    def dtype(self) -> np.dtype[Number]:
+        """Of a record: a byte, unless all its numbers are taken."""
+        return np.dtype(np.uint16 if self.experts > np.iinfo(np.uint8).max else np.uint8)
+
+    def unrecorded(self, tokens: int) -> Experts:
+        """``[tokens, L, k]`` of tokens whose experts nobody told."""
+        rows: Experts = np.full(
+            (tokens, self.layers, self.top_k), np.iinfo(self.dtype).max, self.dtype
+        )
+        return rows
+
+    def fault(self, record: Experts) -> str:
+        """How a record is not one of this model's; empty for one that is."""
+        wanted = (self.layers, self.top_k)
+        if record.ndim != 3 or record.shape[1:] != wanted or record.dtype != self.dtype:
+            return (
+                f"it has {record.dtype} of shape {record.shape}, and a model of {self} has "
+                f"{self.dtype} [tokens, {self.layers}, {self.top_k}]"
+            )
+        known = record[recorded(record)]
+        if known.size and int(known.max()) >= self.experts:
+            return f"it names expert {int(known.max())}, and a model of {self} has {self.experts}"
+        return ""
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers of {self.experts} experts, {self.top_k} a token"
+
+
+def recorded(record: Experts) -> Bools:
+    """``[n]`` whether a token's experts are known."""
+    known: Bools = (record != np.iinfo(record.dtype).max).any((1, 2))
+    return known
+
+
+def row_numbers(ids: I32, record: Experts) -> I32:
+    """``[n]`` a number of each token: equal for equal ids with equal experts alone."""
+    # of an empty batch the width is not -1
+    flat = record.reshape(len(record), record.shape[1] * record.shape[2])
+    parts = [ids[:, None].view(np.uint8), flat.view(np.uint8)]
+    numbers: dict[bytes, int] = {}
+    rows = map(np.ndarray.tobytes, np.concatenate(parts, 1))
+    found = [numbers.setdefault(row, len(numbers)) for row in rows]
+    return np.asarray(found, np.int32)

@@ -13,8 +13,19 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types.arrays import F32, F64, I32, I64, U64, AnyArray, Bools, Floats
-from agentrl.types.routing import Experts, recorded, row_numbers
+from agentrl.types.arrays import (
+    F32,
+    F64,
+    I32,
+    I64,
+    U64,
+    AnyArray,
+    Bools,
+    Experts,
+    Floats,
+    recorded,
+    row_numbers,
+)
 from agentrl.types.segment import MediaSpan, SegmentKind
 
 Media: TypeAlias = npt.NDArray[np.void]

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from agentrl.types.arrays import F32, I32
+from agentrl.types.arrays import F32, I32, Experts, RoutingShape
 from agentrl.types.blob import Image
 from agentrl.types.messages import Message, ParsedMessage, ToolSpec
-from agentrl.types.routing import Experts, RoutingShape
 from agentrl.types.segment import MediaSpan, Segment
 
 FinishReason = Literal["stop", "length", "abort"]

@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from agentrl.types.arrays import F32, I32, AnyArray, frozen_floats, frozen_ints
-from agentrl.types.routing import Experts
+from agentrl.types.arrays import F32, I32, AnyArray, Experts, frozen_floats, frozen_ints
 
 _NO_SIDE: Mapping[str, AnyArray] = MappingProxyType({})
 _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
@@ -21,7 +20,7 @@ ALTERNATIVE_LOGPROBS = "alternative_logprobs"
 sampled, by falling logprob under the convention of ``Segment.logprobs``.
 """
 ROUTED_EXPERTS = "routed_experts"
-"""Side array of any segment that a mixture of experts read: see ``agentrl.types.routing``."""
+"""Side array of any segment that a mixture of experts read: see ``agentrl.types.arrays``."""
 
 
 class SegmentKind(IntEnum):

@@ -26,7 +26,7 @@ from agentrl.types import (
     TrajectoryGroup,
     concat_ids,
 )
-from agentrl.types.routing import recorded
+from agentrl.types.arrays import recorded
 from tests.rollouts.bytewise import (
     MODEL_VOCAB,
     TASK,

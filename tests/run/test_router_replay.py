@@ -13,7 +13,7 @@ import pytest
 from agentrl.errors import ConfigError, DataError
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.training.models.tiny import build_tiny_model
-from agentrl.types.routing import recorded
+from agentrl.types.arrays import recorded
 from tests.run import tiny_task
 from tests.run.tiny_run import CONFIG, metrics, train
 from tests.run.tiny_task import demonstrations

@@ -12,7 +12,7 @@ import numpy as np
 from agentrl.engines import EnginePlace, RolloutEngine
 from agentrl.engines.torch import TorchEngine
 from agentrl.types import Batch, SegmentKind
-from agentrl.types.routing import Experts
+from agentrl.types.arrays import Experts
 from tests.engines.tiny import random_ids, request, sampled
 from tests.training.harness import make_batch
 

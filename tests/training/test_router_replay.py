@@ -17,8 +17,8 @@ from agentrl.training import Actor, DistSpec, Reference, ReferenceSpec
 from agentrl.training.data.packing import WHOLE, Cut, Packed, PackedMicroBatches
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.types import Batch, BatchShard, RoutingShape
+from agentrl.types.arrays import recorded
 from agentrl.types.batch import token_rows
-from agentrl.types.routing import recorded
 from agentrl.weight_sync.verify import trainer_reference
 from benchmarks import router_replay
 from tests.tiny_models import write_family

@@ -25,8 +25,8 @@ from agentrl.errors import DataError
 from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
 from agentrl.training.data.transfer import to_device
 from agentrl.types import Batch, BatchShard, Experts, SegmentKind
+from agentrl.types.arrays import recorded
 from agentrl.types.batch import Media, media_within
-from agentrl.types.routing import recorded
 
 I64 = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agentrl.types import RoutingShape, Segment, SegmentKind, share_experts
-from agentrl.types.routing import recorded, row_numbers
+from agentrl.types.arrays import recorded, row_numbers
 
 SHAPE = RoutingShape(layers=2, experts=4, top_k=3)
 

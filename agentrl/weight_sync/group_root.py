@@ -37,7 +37,7 @@ _CONNECT = timedelta(seconds=10)
 
 @dataclass(eq=False, slots=True)
 class _Group:
-    """A process group, and what it was begun with last: to join it, or to send."""
+    """A process group, and what it was started with last: to join it, or to send."""
 
     device: str
     under_way: Future[Mapping[str, int]]
@@ -131,7 +131,7 @@ class GroupRoot:
         group.under_way = _in_background(lambda: group.broadcast(tensors))
 
     def ended(self, name: str) -> Mapping[str, int] | None:
-        """Checksums of what was sent, once what was begun last has ended.
+        """Checksums of what was sent, once what was started last has ended.
 
         Raises:
             EngineError: it broke off.

@@ -188,7 +188,7 @@ class VLLMClient(HttpClient):
 
     async def regain(self, tags: Sequence[Tag]) -> None:
         """Takes memory back. The server generates again once it has all of it, so that it is paused
-        anew."""
+        again."""
         if woken := self._asleep & set(tags):
             await self._order("/wake_up", tags=sorted(woken))
             self._asleep -= woken

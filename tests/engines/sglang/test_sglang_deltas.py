@@ -14,6 +14,7 @@ from benchmarks.figures import Figures
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.slow,
+    pytest.mark.tooling,
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for network namespaces"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip (iproute2)"),

@@ -130,7 +130,7 @@ def _measure_one(
     flops = place.dp * sum(model_flops(model, lengths, row.logit_rows.numel()) for row in rows)
     backend = Fsdp2Backend(model, place, dtype, sharding)
     backend.optimize_by(OptimSpec())
-    step = step_on(backend, rows, place.dp)
+    step = step_on(backend, rows, place)
     found = step()
     step()
     seconds = [bench.seconds(step) for _ in range(arguments.steps)]

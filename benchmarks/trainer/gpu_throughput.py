@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.training import DistSpec, OptimSpec, join, leave
@@ -89,17 +90,21 @@ def fitting(
     return None
 
 
+ALONE = DistSpec()
+
+
 def step_on(
-    backend: PackedBackend, rows: Sequence[Packed], copies: int = 1
+    backend: PackedBackend, rows: Sequence[Packed], place: DistSpec = ALONE
 ) -> Callable[[], tuple[float, float]]:
     """An optimizer step on micro-batches: the loss over all ranks, and the gradient's norm.
 
     Args:
         backend: with its optimizer.
         rows: of the micro-batches.
-        copies: data coordinates, each with the same rows.
+        place: of the rank; every data coordinate has the same rows.
     """
-    tokens = copies * sum(row.targets.numel() for row in rows)
+    # A slice has its own targets alone, and its loss reads those of the whole row.
+    tokens = _over_ranks(sum(row.targets.numel() for row in rows)) / place.tp
 
     def step() -> tuple[float, float]:
         losses = []
@@ -111,9 +116,18 @@ def step_on(
 
         backend.run(rows, loss)
         norm = backend.step(1.0, 1.0).grad_norm
-        return copies * float(sum(losses)), norm
+        return place.dp * float(sum(losses)), norm
 
     return step
+
+
+def _over_ranks(number: float) -> float:
+    """The sum over all ranks, where there are several."""
+    if not dist.is_initialized():
+        return number
+    numbers: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(numbers, number)
+    return sum(numbers)
 
 
 def held_tensors(backend: PackedBackend, rows: Sequence[Packed]) -> Iterator[Tensor]:

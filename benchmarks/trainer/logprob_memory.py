@@ -45,6 +45,7 @@ class _Head(PolicyModel):
         self.own = nn.Linear(width, vocab_size, bias=False)
         self.vocabulary = None
         self.head_dtype = None
+        self.attention = "segments"
 
     @property
     def head(self) -> nn.Module:

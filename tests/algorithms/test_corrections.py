@@ -123,13 +123,6 @@ def test_an_engine_that_differs_is_corrected_from_the_next_step_on(
     assert "are 0.02 nats from the trainer's on average" in caplog.text
 
 
-def test_of_several_policies_the_one_that_is_furthest_off_decides() -> None:
-    near, far = differing(0.001), {f"scout/{name}": one for name, one in differing(0.02).items()}
-    algorithm = make_algorithm("grpo")
-    assert algorithm.next_state({}, near) == {}
-    assert algorithm.next_state({}, near + far) == {CORRECTED: 1.0}
-
-
 def test_a_state_of_the_algorithms_own_stays_beside_it() -> None:
     algorithm = make_algorithm("grpo", {"kl_coef": 0.1, "kl_target": 0.5})
     own = algorithm.next_state(algorithm.initial_state, Stats())

@@ -25,9 +25,6 @@ logger = logging.getLogger(__name__)
 _LIMIT = 20.0
 """Nats beyond which a ratio is no number to work with."""
 
-_ENGINE = "mismatch/engine/logp_abs"
-"""Of a policy beside ``main`` behind its name."""
-
 CORRECTED = "rollout_corrected"
 """1 in the state of an algorithm whose level ``auto`` weighs tokens."""
 
@@ -90,18 +87,18 @@ def next_correction(
 
     Args:
         state: of the step.
-        stats: of the step; of several policies the one that is furthest off decides.
+        stats: of the step; one without tokens of the very version that it trains tells nothing.
         settings: with the bound.
     """
-    found = [one.mean for name, one in stats.items() if name.endswith(_ENGINE) and one.count]
-    if state.get(CORRECTED) or not max(found, default=0.0) > settings.above:
+    found = stats.get("mismatch/engine/logp_abs")
+    if state.get(CORRECTED) or found is None or not found.count or found.mean <= settings.above:
         return state
     logger.warning(
         "The sampler's logprobs are %.3g nats from the trainer's on average, more than "
         "rollout_correction.above=%g: level='auto' weighs tokens from the next step on",
-        max(found),
+        found.mean,
         settings.above,
-        extra={"event": "rollout_correction", "mean": max(found)},
+        extra={"event": "rollout_correction", "mean": found.mean},
     )
     return {**state, CORRECTED: 1.0}
 

@@ -21,7 +21,7 @@ _STEP_S = 3600.0
 _PROOF_S = 600.0
 _SHOWN_LINES = 15
 _STAND_INS = Path(__file__).parent / "stand_ins"
-VISION_OPS: Mapping[str, Path] = {
+_VISION_OPS: Mapping[str, Path] = {
     "agentrl_vision_ops.py": _STAND_INS / "vision_ops.py",
     "agentrl_vision_ops.pth": _STAND_INS / "vision_ops.txt",
 }
@@ -45,6 +45,25 @@ class Recipe:
     steps: tuple[tuple[str, ...], ...]
     torch_index: str | None = None
     stand_ins: Mapping[str, Path] = field(default_factory=dict)
+
+    @classmethod
+    def on_cpu(cls, folder: Path, stand_ins: Mapping[str, Path]) -> Recipe:
+        """The CPU build of torch, and the program without its CUDA packages. Linux, x86-64.
+
+        Args:
+            folder: with ``server.txt``, installed without dependencies, and ``dependencies.txt``.
+            stand_ins: beside those of torchvision's operators.
+        """
+        return cls(
+            "cpu",
+            (
+                ("torch==2.13.0",),
+                ("--no-deps", "-r", str(folder / "server.txt")),
+                ("-r", str(folder / "dependencies.txt")),
+            ),
+            torch_index="https://download.pytorch.org/whl/cpu",
+            stand_ins={**stand_ins, **_VISION_OPS},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.engines.servers.environment import VISION_OPS, Recipe, ServerEnvironment
+from agentrl.engines.servers.environment import Recipe, ServerEnvironment
 
 _HERE = Path(__file__).parent
 
@@ -22,19 +22,9 @@ SGLANG = ServerEnvironment(
     recipes=(
         # The wheel with all that it asks for: CUDA builds of torch and of SGLang's kernels.
         Recipe("gpu", (("sglang==0.5.23",),)),
-        # The CPU build of torch, SGLang's wheel without its CUDA packages. Linux, x86-64.
-        Recipe(
-            "cpu",
-            (
-                ("torch==2.13.0",),
-                ("--no-deps", "-r", str(_HERE / "recipe" / "server.txt")),
-                ("-r", str(_HERE / "recipe" / "dependencies.txt")),
-            ),
-            torch_index="https://download.pytorch.org/whl/cpu",
-            stand_ins={
-                "sgl_kernel/__init__.py": _HERE / "stand_ins" / "kernels.py",
-                **VISION_OPS,
-            },
+        Recipe.on_cpu(
+            _HERE / "recipe",
+            {"sgl_kernel/__init__.py": _HERE / "stand_ins" / "kernels.py"},
         ),
     ),
 )

@@ -238,7 +238,9 @@ class VLLMClient(HttpClient):
             "/weight_checker", {"action": "checksum"}, timeout_s=self.spec.update_timeout_s
         )
         config = read_config(self._place.model)
-        checksums: Mapping[str, str] = answer["checksums"]
+        checksums = answer.get("checksums")
+        if not isinstance(checksums, Mapping):
+            raise ServerLostError(f"{self.name} made no checksums: {answer.get('message')}")
         found = {}
         for key, digest in checksums.items():
             if digest == _OF_NOTHING:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.vllm.client import _ROUTES
 from agentrl.errors import EngineError, MachineError
 from tests.engines.servers.broken_server import BrokenServer, broken_server, says
@@ -121,3 +122,13 @@ async def test_memory_is_not_released_under_a_request(server: BrokenServer, mode
     finally:
         await client.close()
     assert server.calls == []
+
+
+async def test_a_checker_that_makes_no_checksums_is_named(server: BrokenServer, model: str) -> None:
+    server.behaviours["/weight_checker"] = says(b'{"message": "no such action"}')
+    client = vllm_client(server.url, model)
+    try:
+        with pytest.raises(ServerLostError, match="made no checksums: no such action"):
+            await client.digests()
+    finally:
+        await client.close()

@@ -61,7 +61,8 @@ class ProgramServers(Generic[Spec]):
 
     @abstractmethod
     def own_environment(self) -> Mapping[str, str]:
-        """Variables of the program; what the user's environment has goes first."""
+        """Variables of the program. They replace this process's own; the section's ``env`` replaces
+        them."""
 
     def environment(self, index: int = 0) -> dict[str, str]:
         """This process's environment without what belongs to its own interpreter, for its server of

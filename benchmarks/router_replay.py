@@ -28,7 +28,6 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-import torch
 
 from agentrl.algorithms import make_algorithm
 from agentrl.engines import EnginePlace
@@ -53,6 +52,7 @@ from agentrl.types import (
 )
 from benchmarks.figures import Figures, add_arguments, measure_parts
 from benchmarks.learning import CODE_ALONE, EXAMPLES, SEEDS, Run, summary_of, train
+from benchmarks.trainer.exactness_rank import experts_differ
 
 CODE = EXAMPLES / "code"
 VARIANTS = ("off", "rollout")
@@ -149,16 +149,8 @@ def trained(folder: Path, batch: Batch, *, replays: bool) -> Comparison:
     (logprobs,) = actor.logprobs(shard).values()
     own = shard.batch
     wanted = own.loss_mask > 0
-    assert own.routed_experts is not None, "make_batch was given the routing"
-    # the experts of each token that a trained one follows, there and in the single row
-    (packed,) = actor.packed(shard)
-    record = own.routed_experts[packed.source - 1]
-    last = actor.backend.model.routing.last
-    used = torch.stack([last[layer].experts for layer in sorted(last)], 1).numpy()[packed.before]
-    differ = np.sort(used) != np.sort(record)
     return Comparison(
-        float(np.abs(logprobs - own.rollout_logprobs)[wanted].mean()),
-        float(differ.any((1, 2)).mean()),
+        float(np.abs(logprobs - own.rollout_logprobs)[wanted].mean()), experts_differ(actor, shard)
     )
 
 

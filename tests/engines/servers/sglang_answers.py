@@ -4,7 +4,6 @@ them.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from agentrl.engines import EnginePlace
@@ -14,13 +13,6 @@ from agentrl.engines.sglang.client import SGLangClient
 from agentrl.types import GenerateRequest, SamplingParams, frozen_ints
 
 VOCAB = 300
-
-
-def split(settings: dict[str, Any]) -> tuple[dict[str, Any], EnginePlace]:
-    """Settings of the section, and the place that the others describe."""
-    names = {field.name for field in fields(EnginePlace)} - SGLangEngineSpec.model_fields.keys()
-    own = {name: value for name, value in settings.items() if name not in names}
-    return own, EnginePlace(**{name: settings[name] for name in settings.keys() & names})
 
 
 def sglang_client(url: str, *, call_timeout_s: float = 5.0, model: str = "model") -> SGLangClient:

@@ -15,7 +15,7 @@ from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.sglang import SGLangEngineSpec
 from agentrl.engines.sglang.launch import SGLangServers, kv_memory_fraction
 from agentrl.errors import ConfigError, MachineError
-from tests.engines.servers.sglang_answers import split
+from tests.kit.server_programs import split
 from tests.kit.waiting import until
 
 
@@ -30,7 +30,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def servers(**settings: Any) -> SGLangServers:
     """Servers on a CPU, whose environment is not asked, since a command starts them."""
     usual = {"model": "model", "folder": "run", "command": ("python",), "device": "cpu"}
-    own, place = split(usual | settings)
+    own, place = split(SGLangEngineSpec, usual | settings)
     return SGLangServers(place, SGLangEngineSpec(**own))
 
 

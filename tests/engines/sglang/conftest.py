@@ -5,31 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import httpx
 import pytest
 import torch
 
 from agentrl.engines import WeightSender
-from agentrl.engines.servers.process import ServerProcess
-from agentrl.engines.servers.server import free_port, server_url
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.engines.sglang.environment import SGLANG
 from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.training.models.tiny import build_tiny_model
 from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, passes_on
-from tests.engines.servers.sglang_answers import split
 from tests.engines.sglang.models import CONTEXT, DTYPE, HuggingFace
+from tests.kit.server_programs import running, split
 from tests.run.tiny_task import demonstrations
 
 CODE_EXAMPLE = Path(__file__).parents[3] / "examples" / "code" / "config.yaml"
-START_S = 400
 WARM_UP_S = 800
 
 
@@ -146,28 +141,12 @@ def running_server(python: str, model: Path, folder: Path, **settings: Any) -> I
         "stop_strings": True,
         "kv_tokens": 8192,
     }
-    own, place = split({"model": str(model), "folder": str(folder), **usual, **settings})
+    own, place = split(
+        SGLangEngineSpec, {"model": str(model), "folder": str(folder), **usual, **settings}
+    )
     servers = SGLangServers(place, SGLangEngineSpec(python=python, **own))
-    port = free_port()
-    command = servers.command(model=model, port=port)
-    process = ServerProcess(command, servers.environment(), folder / "server.log")
-    url = server_url(port)
-    try:
-        end = time.monotonic() + START_S
-        while not _healthy(url):
-            assert process.exit_code is None, process.log_tail()
-            assert time.monotonic() < end, process.log_tail()
-            time.sleep(0.5)
+    with running(servers, model, folder) as url:
         yield url
-    finally:
-        process.end()
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 Neighbour: TypeAlias = Callable[..., BrokenServer]
@@ -203,7 +182,7 @@ def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
             "context_tokens": CONTEXT,
             "dtype": DTYPE,
         }
-        own, place = split({**given, **settings})
+        own, place = split(SGLangEngineSpec, {**given, **settings})
         engines.append(
             SGLangEngine(place, SGLangEngineSpec(**own), None if sender is None else sender())
         )

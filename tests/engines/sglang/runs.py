@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.config.load import load_config
+from agentrl.envs import EpisodeView
 from agentrl.run.trainer import Trainer
 from agentrl.store import read_jsonl
 from tests.engines.sglang.models import CONTEXT
-from tests.run.tiny_run import TASK, states
+from tests.run.tiny_run import TASK, metrics, states
+from tests.run.tiny_task import graded
 
 CONFIG = f"""\
 placement: {{mode: inline}}
@@ -62,3 +66,23 @@ def assert_each_was_trained_once(run_dir: Path) -> None:
     }
     assert not any(left.values())
     assert counts.get("failed", 0) == 0
+
+
+def assert_a_killed_server_costs_nothing(
+    tmp_path: Path, model: Path, *overrides: str, server: Callable[[], int]
+) -> None:
+    """Trains three steps, and kills the server's process in the middle of the second."""
+    scored: list[int] = []
+
+    def kill_once(episode: EpisodeView) -> float:
+        scored.append(1)
+        if len(scored) == 16:  # the fourth episode of the second step
+            os.kill(server(), signal.SIGKILL)
+        return graded(episode)
+
+    run_dir = train(tmp_path, model, *overrides, reward=kill_once)
+    assert len(scored) > 16
+    rows = metrics(run_dir)
+    assert [row["policy_version"] for row in rows] == [1, 2, 3]
+    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
+    assert_each_was_trained_once(run_dir)

@@ -28,9 +28,7 @@ from tests.engines.sglang.models import (
     request,
     versions,
 )
-from tests.engines.sglang.runs import assert_each_was_trained_once, train
-from tests.run.tiny_run import metrics
-from tests.run.tiny_task import graded
+from tests.engines.sglang.runs import assert_a_killed_server_costs_nothing
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
@@ -109,21 +107,10 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
 def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(
     tmp_path: Path, model: Path, python: str
 ) -> None:
-    scored: list[int] = []
-
-    def kill_once(episode: object) -> float:
-        scored.append(1)
-        if len(scored) == 16:  # the fourth episode of the second step
-            [server] = servers_of(tmp_path)
-            os.kill(server, signal.SIGKILL)
-        return graded(episode)  # type: ignore[arg-type]
-
-    run_dir = train(tmp_path, model, f"rollout.sglang.python={python}", reward=kill_once)
-    assert len(scored) > 16
-    rows = metrics(run_dir)
-    assert [row["policy_version"] for row in rows] == [1, 2, 3]
-    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
-    assert_each_was_trained_once(run_dir)
+    own = f"rollout.sglang.python={python}"
+    assert_a_killed_server_costs_nothing(
+        tmp_path, model, own, server=lambda: servers_of(tmp_path)[0]
+    )
 
 
 async def test_a_server_that_dies_too_often_is_given_up_and_said_so(

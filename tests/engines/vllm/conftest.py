@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from agentrl.engines import EnginePlace, WeightSender
-from agentrl.engines.servers.process import ServerProcess
-from agentrl.engines.servers.server import free_port, server_url
 from agentrl.engines.vllm import VLLMEngine, VLLMEngineSpec
 from agentrl.engines.vllm.environment import VLLM
 from agentrl.engines.vllm.launch import VLLMServers
 from tests.engines.sglang.conftest import make_model
 from tests.engines.sglang.models import HuggingFace
+from tests.kit.server_programs import running, split
 
 CONTEXT = 2048
 """Long enough that a request lasts until it is paused."""
-START_S = 600
 
 
 @pytest.fixture(scope="session")
@@ -55,43 +51,20 @@ def reference(model: Path) -> HuggingFace:
     return HuggingFace(model)
 
 
-def split(settings: dict[str, Any]) -> tuple[VLLMEngineSpec, EnginePlace]:
-    """Settings of the section, and the place that the others describe."""
+def specified(settings: dict[str, Any]) -> tuple[VLLMEngineSpec, EnginePlace]:
+    """What settings beside the usual ones describe."""
     usual = {"stop_strings": True, "context_tokens": CONTEXT}
-    given = usual | settings
-    names = {field.name for field in fields(EnginePlace)} - VLLMEngineSpec.model_fields.keys()
-    place = EnginePlace(**{name: given.pop(name) for name in names & given.keys()})
-    return VLLMEngineSpec(**given), place
+    own, place = split(VLLMEngineSpec, usual | settings)
+    return VLLMEngineSpec(**own), place
 
 
 @contextmanager
 def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
     """A server with these settings beside the usual ones; its address."""
-    spec, place = split(
-        {"model": str(model), "folder": str(folder), "kv_tokens": 8192, "python": python} | settings
-    )
-    servers = VLLMServers(place, spec)
-    port = free_port()
-    process = ServerProcess(
-        servers.command(model=model, port=port), servers.environment(), folder / "server.log"
-    )
-    url = server_url(port)
-    try:
-        end = time.monotonic() + START_S
-        while not _healthy(url):
-            assert process.exit_code is None, process.log_tail()
-            assert time.monotonic() < end, process.log_tail()
-            time.sleep(0.5)
+    given = {"model": str(model), "folder": str(folder), "kv_tokens": 8192, "python": python}
+    spec, place = specified(given | settings)
+    with running(VLLMServers(place, spec), model, folder) as url:
         yield url
-    finally:
-        process.end()
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +83,7 @@ def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
         *urls: str, sender: Callable[[], WeightSender] | None = None, **settings: Any
     ) -> VLLMEngine:
         given = {"model": str(model), "folder": str(tmp_path / "engine"), "urls": urls}
-        spec, place = split(given | settings)
+        spec, place = specified(given | settings)
         own = replace(place, unavailable_s=900.0)
         engines.append(VLLMEngine(own, spec, None if sender is None else sender()))
         return engines[-1]

@@ -15,7 +15,7 @@ from agentrl.engines.vllm import VLLMEngine
 from agentrl.rollouts.token_consistency import assert_token_consistency
 from tests.engines.sglang.models import logprobs, made
 from tests.engines.sglang.test_sglang_images import asked, assert_own_logprobs
-from tests.engines.vllm.conftest import split
+from tests.engines.vllm.conftest import specified
 from tests.tiny_vision import picture, write_qwen_vl
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -32,7 +32,7 @@ def engine(
 ) -> Iterator[VLLMEngine]:
     """One server of its own, since it has another model than the others."""
     logs = tmp_path_factory.mktemp("server")
-    spec, place = split(
+    spec, place = specified(
         {
             "model": str(folder),
             "folder": str(logs),

@@ -25,11 +25,9 @@ from tests.engines.sglang.models import (
     request,
     versions,
 )
-from tests.engines.sglang.runs import assert_each_was_trained_once, train
-from tests.engines.vllm.conftest import split
+from tests.engines.sglang.runs import assert_a_killed_server_costs_nothing
+from tests.engines.vllm.conftest import specified
 from tests.engines.vllm.test_vllm_served import publish
-from tests.run.tiny_run import metrics
-from tests.run.tiny_task import graded
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -71,27 +69,14 @@ async def test_a_killed_server_comes_back_with_the_weights_that_were_sent(
 def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(
     tmp_path: Path, model: Path, python: str
 ) -> None:
-    scored: list[int] = []
-
-    def kill_once(episode: object) -> float:
-        scored.append(1)
-        if len(scored) == 16:  # the fourth episode of the second step
-            os.kill(server_of(model), signal.SIGKILL)
-        return graded(episode)  # type: ignore[arg-type]
-
     own = ("rollout.engine=vllm", f"rollout.vllm.python={python}")
-    run_dir = train(tmp_path, model, *own, reward=kill_once)
-    assert len(scored) > 16
-    rows = metrics(run_dir)
-    assert [row["policy_version"] for row in rows] == [1, 2, 3]
-    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
-    assert_each_was_trained_once(run_dir)
+    assert_a_killed_server_costs_nothing(tmp_path, model, *own, server=lambda: server_of(model))
 
 
 def test_it_keeps_the_contract_of_engines(
     python: str, model: Path, reference: HuggingFace, tmp_path: Path
 ) -> None:
-    spec, place = split(
+    spec, place = specified(
         {"model": str(model), "folder": str(tmp_path), "python": python, "startup_timeout_s": 600}
     )
     check_engine(spec, place, sender=DiskSender(None), tensors=reference.module.named_parameters())

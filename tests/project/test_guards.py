@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "agentrl"
 
 OWN = "a file, a line or a process of the run's own"
 USERS = "what the user of this process wrote or named"
-PATTERN = "re.compile of what is not written there"
+PATTERN = "a pattern that is not written there"
 SANDBOX = "runs inside the sandbox, or reads what the host wrote; bounded there"
 
 # by module: the uses that it may have, and why
@@ -50,14 +50,16 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "training/fsdp/checkpoint_export.py": ({"json.loads"}, OWN),
     "training/fsdp/checkpoint_files.py": ({"json.loads"}, OWN),
     "training/models/folder_weights.py": ({"json.loads", PATTERN}, USERS),
-    "training/models/peft_folder.py": ({"json.loads"}, USERS),
+    "training/models/peft_folder.py": ({"json.loads", PATTERN}, USERS),
     "training/models/tiny.py": ({PATTERN}, USERS),
     "viewer/demo/__init__.py": ({"json.loads"}, OWN),
     "viewer/export/answers.py": (
         {"json.loads", PATTERN},
         "a run's own answers, and what its reader names",
     ),
+    "viewer/index/text_search.py": ({PATTERN}, "escapes what is looked for"),
     "viewer/template/child.py": ({"json.loads"}, OWN),
+    "viewer/views/run_view.py": ({PATTERN}, "of its own table"),
 }
 
 
@@ -70,6 +72,8 @@ def dotted(node: ast.AST) -> str:
 PARSING = {"json.loads", "json.load", "YAML", "regex.compile", "html.parser.HTMLParser"}
 PARSING |= {"HTMLParser", "Draft202012Validator", "pq.ParquetFile", "pq.read_metadata"}
 PARSING |= {"pq.read_schema", "pq.read_table"}
+MATCHING = {f"re.{name}" for name in ("compile", "fullmatch", "match", "search", "sub", "subn")}
+MATCHING |= {f"re.{name}" for name in ("findall", "finditer", "split")}
 ADDRESS = {"is_global", "is_private"}
 
 
@@ -81,14 +85,15 @@ def uses(tree: ast.AST) -> Iterator[str]:
             yield from (dotted(base) for base in node.bases if dotted(base) in PARSING)
         if isinstance(node, ast.Attribute) and node.attr in ADDRESS:
             yield node.attr
-        if isinstance(node, ast.Call) and dotted(node.func) == "re.compile":
-            (pattern, *_) = node.args
-            if not _is_written(pattern):
-                yield PATTERN
+        matches = isinstance(node, ast.Call) and dotted(node.func) in MATCHING
+        if matches and not _is_written(node.args[0]):
+            yield PATTERN
 
 
 def _is_written(pattern: ast.expr) -> bool:
     """Whether a pattern is a constant, made of constants of its module at most."""
+    if isinstance(pattern, ast.Call) and dotted(pattern.func) == "re.escape":
+        return True
     kinds = (ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.Attribute, ast.Call)
     return all(
         isinstance(part, (*kinds, ast.Load, ast.operator))

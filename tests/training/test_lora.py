@@ -403,6 +403,7 @@ BREAKS: dict[str, tuple[Any, str]] = {
         "must be a folder that peft wrote, and its adapter_config.json cannot be read: FileNot",
     ),
     "cut": (lambda f: (f / CONFIG).write_text("{"), "adapter_config.json cannot be read"),
+    "no pattern": (lambda f: changed(f, target_modules="*_proj"), "cannot be read: .*nothing to"),
     "experts in a stack": (
         lambda f: changed(f, target_parameters=["experts.down_proj"]),
         r"says target_parameters=\['experts\.down_proj'\], which agentrl does not compute",

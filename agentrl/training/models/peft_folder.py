@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -199,15 +200,18 @@ def peft_names(record: AdapterRecord) -> dict[str, str]:
     return found
 
 
-def is_target(name: str, targets: str | Collection[str]) -> bool:
-    """Whether targets choose a layer, as peft's: a pattern of whole names, or names, whole or their
-    last parts."""
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
+Targets: TypeAlias = re.Pattern[str] | Collection[str]
+"""As peft's: a pattern of whole names, or names, whole or their last parts."""
+
+
+def is_target(name: str, targets: Targets) -> bool:
+    """Whether targets choose a layer."""
+    if isinstance(targets, re.Pattern):
+        return targets.fullmatch(name) is not None
     return any(f".{name}".endswith(f".{one}") for one in targets)
 
 
-def read_peft_config(folder: Path, named: str) -> tuple[int, float, str | Collection[str]]:
+def read_peft_config(folder: Path, named: str) -> tuple[int, float, Targets]:
     """The rank, alpha and targets of an adapter.
 
     Args:
@@ -219,8 +223,11 @@ def read_peft_config(folder: Path, named: str) -> tuple[int, float, str | Collec
     """
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        found = int(values["r"]), float(values["lora_alpha"]), values["target_modules"] or ()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        targets = values["target_modules"] or ()
+        if isinstance(targets, str):
+            targets = re.compile(targets)
+        found = int(values["r"]), float(values["lora_alpha"]), targets
+    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
         raise DataError(
             f"{named} must be a folder that peft wrote, and its {CONFIG} cannot be read: {error!r}"
         ) from error

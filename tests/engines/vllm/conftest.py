@@ -19,8 +19,9 @@ from tests.engines.sglang.conftest import make_model
 from tests.engines.sglang.models import HuggingFace
 from tests.kit.server_programs import running, split
 
-CONTEXT = 2048
-"""Long enough that a request lasts until it is paused."""
+CONTEXT = 8192
+"""So long that a request lasts until it is paused: seconds, of which a busy server may take some to
+answer."""
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +62,7 @@ def specified(settings: dict[str, Any]) -> tuple[VLLMEngineSpec, EnginePlace]:
 @contextmanager
 def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
     """A server with these settings beside the usual ones; its address."""
-    given = {"model": str(model), "folder": str(folder), "kv_tokens": 8192, "python": python}
+    given = {"model": str(model), "folder": str(folder), "kv_tokens": 3 * CONTEXT, "python": python}
     spec, place = specified(given | settings)
     with running(VLLMServers(place, spec), model, folder) as url:
         yield url

@@ -55,7 +55,7 @@ async def test_a_killed_server_comes_back_with_the_weights_that_were_sent(
     )
     reference.scale(1.03)
     await asyncio.to_thread(publish, engine, reference, 1)
-    [running] = await in_flight(engine, request("killed", [5, 17, 9], max_new_tokens=1500))
+    [running] = await in_flight(engine, request("killed", [5, 17, 9], max_new_tokens=8000))
     os.kill(server_of(model), signal.SIGKILL)
     # the same request, sent again to the server that was started again
     answer = await running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,17 @@ from agentrl.engines.base import PauseMode
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.errors import EngineError
 from agentrl.rollouts.token_consistency import assert_token_consistency
-from agentrl.types import GenerateRequest
+from agentrl.types import Completion, GenerateRequest
 from agentrl.weight_sync import DiskSender
 from tests.engines.sglang.models import (
     NEAR,
     HuggingFace,
-    in_flight,
     logprobs,
     made,
     request,
     versions,
 )
+from tests.engines.vllm.conftest import CONTEXT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -137,24 +138,27 @@ async def test_a_turn_reads_the_tokens_before_it_from_the_cache(engine: VLLMEngi
     assert answer.cached_tokens == 256
 
 
+async def begun(engine: VLLMEngine, asked: GenerateRequest) -> asyncio.Task[Completion]:
+    """A request whose first token the server has made."""
+    loop, first = asyncio.get_running_loop(), asyncio.Event()
+
+    # tokens are told in the engine's thread
+    def tell(*_: object) -> None:
+        loop.call_soon_threadsafe(first.set)
+
+    task = asyncio.create_task(engine.generate(replace(asked, on_tokens=tell)))
+    await first.wait()
+    return task
+
+
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_completion_across_a_publish_names_both_versions(
     engine: VLLMEngine, model: Path, reference: HuggingFace, mode: PauseMode
 ) -> None:
     before = HuggingFace(model)
-    loop = asyncio.get_running_loop()
-    begun = [asyncio.Event(), asyncio.Event()]
-
-    def asked(number: int) -> GenerateRequest:
-        # tokens are told in the engine's thread
-        def tell(*_: object) -> None:
-            loop.call_soon_threadsafe(begun[number].set)
-
-        return request(f"r{number}", PROMPT, max_new_tokens=2000, on_tokens=tell)
-
-    tasks = [asyncio.create_task(engine.generate(asked(number))) for number in range(2)]
-    for own in begun:
-        await own.wait()
+    requests = [request(f"r{number}", PROMPT, max_new_tokens=8000) for number in range(2)]
+    tasks = [await begun(engine, one) for one in requests]
+    await asyncio.to_thread(engine.pause, mode)
     reference.scale(1.05)
     await asyncio.to_thread(publish, engine, reference, 2, mode)
     for answer in await asyncio.gather(*tasks):
@@ -179,7 +183,7 @@ async def test_a_completion_across_a_publish_names_both_versions(
 async def test_a_drained_completion_is_of_one_version(
     engine: VLLMEngine, reference: HuggingFace
 ) -> None:
-    [task] = await in_flight(engine, request("drained", PROMPT, max_new_tokens=300))
+    task = await begun(engine, request("drained", PROMPT, max_new_tokens=300))
     await asyncio.to_thread(publish, engine, reference, 2, "drain")
     assert versions(await task) == [1]
 
@@ -201,7 +205,7 @@ async def test_an_engine_that_slept_serves_after_an_update(
 def test_a_server_of_another_model_is_refused(build: Build, server: str, tmp_path: Path) -> None:
     from tests.engines.sglang.conftest import make_model
 
-    other = make_model(tmp_path / "other", seed=5, heads=2, context=2048)
+    other = make_model(tmp_path / "other", seed=5, heads=2, context=CONTEXT)
     config = other / "config.json"
     config.write_text(config.read_text().replace('"vocab_size": 300', '"vocab_size": 301'))
     with pytest.raises(EngineError, match=r"serves another model: vocab_size is 300, .* has 301"):
@@ -212,7 +216,7 @@ def test_a_server_of_another_model_is_refused(build: Build, server: str, tmp_pat
     ("sampling", "said"),
     [
         ({"min_p": 0.1}, "min_p must be 0 for vLLM"),
-        ({"max_new_tokens": 2100}, "must fit the engine"),
+        ({"max_new_tokens": CONTEXT + 1}, "must fit the engine"),
     ],
 )
 async def test_what_the_server_would_answer_wrongly_is_refused(

@@ -50,7 +50,7 @@ async def test_whatever_the_code_does_to_its_interpreter_is_a_result(
         ]
         assert {result.status for result in seen} <= RESULTS
     for _ in range(3):  # until what the code broke is found out
-        result = await sandbox.run("print(3)", timeout_s=5)
+        result = await sandbox.run("print(3)", timeout_s=60)
     assert (result.status, result.stdout) == ("ok", b"3\n")
 
 

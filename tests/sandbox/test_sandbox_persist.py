@@ -103,7 +103,7 @@ async def test_what_the_code_does_to_its_socket_costs_its_own_variables_alone(
     forged = "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\nprint(2)"  # noqa: E501
     await sandbox.run(forged, timeout_s=5)
     for _ in range(2):  # it may take one run to be found out
-        result = await sandbox.run("print(3)", timeout_s=5)
+        result = await sandbox.run("print(3)", timeout_s=60)
     assert result.stdout == b"3\n"
 
 

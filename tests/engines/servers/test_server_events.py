@@ -97,7 +97,7 @@ def build(place: EnginePlace) -> Iterator[Build]:
     ) -> tuple[SGLangEngine, BrokenServer]:
         server = start(routes)
         urls = (server.url, *(start(other).url for other in others))
-        spec = SGLangEngineSpec(urls=urls, health_interval_s=0.1, call_timeout_s=5.0)
+        spec = SGLangEngineSpec(urls=urls, health_interval_s=0.1)
         engines.append(SGLangEngine(place, spec, sender and sender()))
         return engines[-1], server
 

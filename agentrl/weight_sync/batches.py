@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +36,12 @@ class BatchSender(ABC):
 
     Args:
         served: where a server that was started again gets its weights; None where none is started.
+
+    Attributes:
+        sends_all: whether servers need tensors that they hold already, too.
     """
+
+    sends_all: ClassVar[bool] = True
 
     def __init__(self, served: Served | None = None) -> None:
         self._served = served
@@ -127,7 +133,8 @@ class BatchSession:
         own = tensor.detach().to(self._dtype)
         # Of one without memory, which another process sends, that process tells the checksum.
         self._update.checksums[name] = 0 if own.is_meta else tensor_checksum(name, own)
-        self._batch.put(WeightPart(name, shape, (0,) * len(shape), own))
+        changed = self._sender.sends_all or self._update.changes(name)
+        self._batch.put(WeightPart(name, shape, (0,) * len(shape), own), changed=changed)
 
     def commit(self) -> None:
         """See ``UpdateSession.commit``."""
@@ -156,12 +163,14 @@ class _Held:
         tensor: what is held.
         missing: names of its parts that were not put yet.
         bytes: where they lie, from the first one on.
+        changed: whether a part is another than the server holds.
     """
 
     rank: int
     tensor: ShardTensor
     missing: set[str]
     bytes: Tensor
+    changed: bool = False
 
 
 class Batch:
@@ -202,12 +211,14 @@ class Batch:
         self._gathered: list[_Held] = []
         self._used = 0
 
-    def put(self, part: WeightPart) -> None:
-        """All that the ranks hold of a tensor, or more of it, in the served dtype."""
+    def put(self, part: WeightPart, *, changed: bool = True) -> None:
+        """All that the ranks hold of a tensor, or more of it, in the served dtype. One that has not
+        changed is sent with those alone that lie in one tensor with it."""
         for held in self._by_name.get(part.name, ()):
             if not len(held.bytes):
                 self._reserve(held)
                 self._gathered.append(held)
+            held.changed |= changed
             _fill(held, part)
 
     def end(self) -> None:
@@ -234,7 +245,7 @@ class Batch:
         """Sends the tensors that have all of their parts."""
         by_rank: list[list[WeightArray]] = [[] for _ in range(self._num_ranks)]
         for held in self._gathered:
-            if not held.missing:
+            if held.changed and not held.missing:
                 name, shape = held.tensor.name, held.tensor.shape
                 data = _NOTHING if held.bytes.is_meta else held.bytes.numpy()
                 by_rank[held.rank].append(WeightArray(name, self._dtype, shape, data))

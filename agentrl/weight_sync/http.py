@@ -15,6 +15,8 @@ class HttpSender(BatchSender):
     cuts its part.
     """
 
+    sends_all = False
+
     def send(
         self,
         update: ServerUpdate,

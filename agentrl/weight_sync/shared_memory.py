@@ -26,6 +26,8 @@ class SharedMemorySender(BatchSender):
     see. A tensor-parallel rank is given its own part alone, where that is known.
     """
 
+    sends_all = False
+
     def shards(
         self, clients: Sequence[ServerClient], shapes: Mapping[str, tuple[int, ...]]
     ) -> Shards:

@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -21,6 +22,7 @@ from agentrl.errors import MachineError
 from agentrl.weight_sync import SharedMemorySender, batches
 from tests.engines.servers.broken_server import says
 from tests.engines.servers.test_server_events import CONFIG, DONE, Build, build
+from tests.kit.waiting import until_async
 
 __all__ = ["build"]
 
@@ -164,3 +166,54 @@ def test_too_little_shared_memory_is_named_before_a_server_hears_of_the_update(
     assert engine.health().state == "paused"
     publish(engine, 1, tensors, tensors)
     assert server.labels
+
+
+def test_a_tensor_that_has_not_changed_is_sent_with_what_lies_beside_it_alone(
+    build: Build, tensors: dict[str, torch.Tensor]
+) -> None:
+    server = Reader(2)
+    engine, _ = build(sender=SharedMemorySender, **server.routes)
+    publish(engine, 1, tensors, tensors)
+    assert len(server.held[0]) == 8
+    for changed, sent in {
+        "self_attn.q_proj.weight": {f"{LAYER}.self_attn.qkv_proj.weight"},
+        "self_attn.o_proj.weight": {f"{LAYER}.self_attn.o_proj.weight"},
+        "": set(),
+    }.items():
+        for held in server.held:
+            held.clear()
+        version = engine.info().policy_version + 1
+        tensors = {
+            name: own + 1 if name == f"{LAYER}.{changed}" else own for name, own in tensors.items()
+        }
+        publish(engine, version, tensors, tensors)
+        assert [set(held) for held in server.held] == [sent, sent]
+        assert server.labels[-1] == engine.state.labels.label(version)
+
+
+def test_released_weights_are_sent_whole(build: Build, tensors: dict[str, torch.Tensor]) -> None:
+    server = Reader(1)
+    memory = {"release_memory_occupation": DONE, "resume_memory_occupation": DONE}
+    engine, _ = build(sender=SharedMemorySender, **server.routes, **memory)
+    publish(engine, 1, tensors, tensors)
+    engine.pause("retract")
+    engine.sleep(["weights"])
+    engine.wake(["weights"])
+    server.held[0].clear()
+    publish(engine, 2, tensors, tensors)
+    assert server.held[0].keys() == tensors.keys()
+
+
+async def test_a_server_that_returns_is_sent_all_weights(
+    build: Build, tensors: dict[str, torch.Tensor]
+) -> None:
+    server, other, sick = Reader(1), Reader(1), []
+    health = {"health": lambda handler: says(b"{}", 500 if sick else 200)(handler)}
+    engine, _ = build(other.routes | health, sender=SharedMemorySender, **server.routes)
+    await asyncio.to_thread(publish, engine, 1, tensors, tensors)
+    sick.append(True)
+    await until_async(lambda: engine.pool.servers[1].state == "lost")
+    sick.clear()
+    other.held[0].clear()
+    await asyncio.to_thread(publish, engine, 2, tensors, tensors)
+    assert other.held[0].keys() == tensors.keys()

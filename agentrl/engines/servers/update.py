@@ -4,7 +4,7 @@ left behind.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,6 +54,7 @@ class ServerUpdate:
         self.dtype = state.kind.place.dtype
         self.timeout_s = state.kind.spec.update_timeout_s
         self._control = control
+        self._held = self._held_by_servers()
         tied = {"lm_head.weight"} if state.kind.sizes.ties_embeddings else set()
         must = {name: shape for name, shape in self.shapes.items() if name not in tied}
         self._put = PutTensors(must, self.shapes)
@@ -76,6 +77,10 @@ class ServerUpdate:
     def lost_any(self) -> bool:
         """Whether a server that took part is lost by now."""
         return self.num_live < len(self.servers)
+
+    def changes(self, name: str) -> bool:
+        """Whether a tensor that was put is another than the servers hold."""
+        return self.checksums[name] != self._held.get(name)
 
     def accept(self, name: str, shape: tuple[int, ...]) -> None:
         """Checks a tensor before any server hears of it; its checksum must follow.
@@ -164,6 +169,13 @@ class ServerUpdate:
 
         self.on_all(lose)
 
+    def _held_by_servers(self) -> Mapping[str, int]:
+        """Checksums of what every server of the update holds: nothing where one has come back
+        without weights, or all have released them."""
+        state = self._control.state
+        whole = not state.life.weightless and all(one.serving for one in self.servers)
+        return state.sent if whole else {}
+
     def _fail(self, problem: str) -> NoReturn:
         self.mark_corrupt(problem)
         raise EngineError(f"weight update {self.version}: {problem}", retryable=False)
@@ -173,6 +185,10 @@ class CatchUp(ServerUpdate):
     """The weights served now, for a server that was started again and takes no part in anything
     yet. Its failures are those of its start: nothing else hears of them.
     """
+
+    def _held_by_servers(self) -> Mapping[str, int]:
+        """Nothing: it was started from the model's folder."""
+        return {}
 
     @property
     def num_live(self) -> int:

@@ -27,7 +27,9 @@ def flattened_bucket(arrays: Sequence[WeightArray]) -> bytes:
     object (``\\x81``), its attributes (``b``). The tensor goes by value: it is read by a process of
     another environment, maybe on another machine.
     """
-    flat = torch.cat([torch.from_numpy(array.data) for array in arrays])
+    # The last one may be empty: it gives the weights their version.
+    empty = torch.empty(0, dtype=torch.uint8)
+    flat = torch.cat([empty, *(torch.from_numpy(array.data) for array in arrays)])
     parts = [
         b"\x80\x03}(",
         _opcodes("flattened_tensor"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import Flag, print_json, print_table
+from agentrl.cli.terminal import Flag, PositiveCount, print_json, print_table
 from agentrl.envs import Rubric
 from agentrl.errors import ConfigError
 from agentrl.metrics.evaluation import evaluation_report
@@ -34,7 +34,7 @@ def eval_command(
     config: str | None = None,
     /,
     *overrides: str,
-    samples: int | None = None,
+    samples: PositiveCount | None = None,
     only: Annotated[str | None, Parameter(name="--set")] = None,
     out: Path | None = None,
     score: Path | None = None,
@@ -83,8 +83,6 @@ def eval_command(
             "name a run or a model to examine, or give --score FILE with --reward file.py:name"
         )
     else:
-        if samples is not None and samples < 1:
-            raise ConfigError(f"--samples must be at least 1, got {samples}")
         from agentrl.controller.failures import check_some_finished
         from agentrl.run.policy_source import named_policy
         from agentrl.run.trainer import Trainer

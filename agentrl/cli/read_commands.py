@@ -21,7 +21,15 @@ from agentrl.cli.terminal import (
     say,
     say_passed_over,
 )
+from agentrl.cli.views.diff_text import print_diff
+from agentrl.cli.views.run_overview import overview, print_overview
+from agentrl.cli.views.tail_lines import RunTail, print_entry
+from agentrl.cli.views.trajectory_text import print_trajectory, token_text_of, trajectory_json
 from agentrl.store import RunDirectory
+from agentrl.viewer.analysis.side_by_side import turn_diff
+from agentrl.viewer.index import RunIndex, parse_query, quoted
+from agentrl.viewer.run_sql import MAX_ROWS, RunSql
+from agentrl.viewer.runs.open_run import OpenRun
 
 _ORDER = "step,stage,label,group_index,rollout_index,attempt"
 
@@ -63,8 +71,6 @@ def ls_command(
     json
         A JSON array of everything known of each.
     """
-    from agentrl.viewer.index import RunIndex, parse_query, quoted
-
     # so that a fault is named by its place in what was typed
     parse_query(query)
     asked = {"step": step, "label": label, "task": task, "status": status}
@@ -135,9 +141,6 @@ def query_command(
     json
         A JSON array of an object a row.
     """
-    from agentrl.viewer.index import RunIndex
-    from agentrl.viewer.run_sql import MAX_ROWS, RunSql
-
     directory = RunDirectory.open(run)
     with RunIndex(directory) as index, RunSql(directory, index, memory=memory) as database:
         say_passed_over(database.damage)
@@ -174,10 +177,6 @@ def show_command(
     json
         As JSON, token ids and logprobs included.
     """
-    from agentrl.cli.views.run_overview import overview, print_overview
-    from agentrl.cli.views.trajectory_text import print_trajectory, token_text_of, trajectory_json
-    from agentrl.viewer.runs.open_run import OpenRun
-
     directory = RunDirectory.open(run)
     if trajectory and json:
         print_json(trajectory_json(directory, trajectory))
@@ -217,11 +216,6 @@ def diff_command(
     json
         As JSON.
     """
-    from agentrl.cli.views.diff_text import print_diff
-    from agentrl.cli.views.trajectory_text import token_text_of
-    from agentrl.viewer.analysis.side_by_side import turn_diff
-    from agentrl.viewer.runs.open_run import OpenRun
-
     directory = RunDirectory.open(run)
     with OpenRun(directory) as one, OpenRun(RunDirectory.open(other or run)) as another:
         found = turn_diff(one.trajectory(a), another.trajectory(b))
@@ -257,8 +251,6 @@ def tail_command(
     json
         A JSON object a line.
     """
-    from agentrl.cli.views.tail_lines import RunTail, print_entry
-
     with RunTail(RunDirectory.open(run), query, lines) as tail:
         try:
             for entry in tail.follow(interval):

@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from agentrl.cli.terminal import Count, Port, PositiveCount, say
+from agentrl.cli.terminal import Count, Port, PositiveCount, Seconds, say
 from agentrl.errors import ConfigError
 from agentrl.guards.http_guard import LOOPBACK, TOKEN_VARIABLE, own_hosts
 
@@ -19,7 +19,7 @@ def serve_policy_command(
     host: str = "127.0.0.1",
     port: int = 8000,
     out: Path | None = None,
-    idle_timeout_s: float = 300.0,
+    idle_timeout_s: Seconds = 300.0,
     allow_host: tuple[str, ...] = (),
     token: bool = True,
 ) -> None:
@@ -57,8 +57,6 @@ def serve_policy_command(
         )
     given = os.environ.get(TOKEN_VARIABLE, "")
     secret = (given or secrets.token_urlsafe(24)) if token else ""
-    if not idle_timeout_s > 0:
-        raise ConfigError(f"--idle-timeout-s must be more than 0, got {idle_timeout_s:g}")
     if out is not None and any(path.is_file() for path in out.rglob("*")):
         raise ConfigError(
             f"--out {out} must be a new or empty folder, and it holds files; name another folder"

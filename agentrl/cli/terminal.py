@@ -238,4 +238,5 @@ Flag = Annotated[bool, Parameter(negative=())]
 Count = Annotated[int, Parameter(validator=Number(gte=0))]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65535))]
 PositiveCount = Annotated[int, Parameter(validator=Number(gte=1))]
-Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
+Positive = Annotated[float, Parameter(validator=Number(gt=0))]
+Seconds = Positive

@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from agentrl.cli.terminal import Flag, console, print_table, reading_stored_files, say
-from agentrl.errors import ConfigError
+from agentrl.cli.terminal import (
+    Flag,
+    PositiveCount,
+    console,
+    print_table,
+    reading_stored_files,
+    say,
+)
 
 if TYPE_CHECKING:
     from agentrl.store import TrajectorySummary
@@ -90,8 +96,8 @@ def rollout_command(
     config: str | None = None,
     /,
     *overrides: str,
-    tasks: int | None = None,
-    samples: int | None = None,
+    tasks: PositiveCount | None = None,
+    samples: PositiveCount | None = None,
     out: Path | None = None,
 ) -> None:
     """Collect trajectories of a policy as a data set, without training.
@@ -118,9 +124,6 @@ def rollout_command(
     out
         The run directory; by default run.dir with "-rollouts" behind it.
     """
-    for name, value in (("tasks", tasks), ("samples", samples)):
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {value}")
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from agentrl.run.collection import collect

@@ -109,13 +109,14 @@ def _args(text: str) -> dict[str, Any]:
 
 
 def _print_prompt(config: RunConfig, stage: StageConfig, trial: ToolTrial) -> None:
-    from agentrl.run.rehearsal.prompt_lengths import stage_renderer, tokenizer_folder
+    from agentrl.run.build import renderer_spec
+    from agentrl.run.rehearsal.prompt_lengths import tokenizer_folder
 
     with tokenizer_folder(config) as folder:
         if folder is None:
             say("the model is not on this machine: no rendered prompt")
             return
-        renderer = stage_renderer(stage, folder)
+        renderer = renderer_spec(stage, folder).build()
         (segment,) = renderer.prompt(trial.task.messages, trial.tools)
         say(f"the prompt of task {trial.task.id!r}, {len(segment)} tokens:")
         say(renderer.text(segment.token_ids))

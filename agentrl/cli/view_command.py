@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
-from agentrl.cli.terminal import Flag, Port, counted, reading_stored_files, say, say_passed_over
+from agentrl.cli.terminal import (
+    Flag,
+    Port,
+    Positive,
+    counted,
+    reading_stored_files,
+    say,
+    say_passed_over,
+)
 from agentrl.errors import ConfigError, DataError
 
 
@@ -126,7 +134,7 @@ def export_model_command(
     step: int | None = None,
     stage: str | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
-    shard_gb: Annotated[float, Parameter(validator=validators.Number(gt=0))] = 5.0,
+    shard_gb: Positive = 5.0,
     merge: Flag = False,
 ) -> None:
     """Write a checkpoint as a model's folder: safetensors, configuration and tokenizer. That of an

@@ -203,6 +203,22 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, for which others wait.
+
+    Raises:
+        StoreError: the file cannot be made.
+    """
+    with os_refusals(f"{path} cannot be made"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    # The lock ends with the descriptor, and the file stays: others may wait on this very one.
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def hold_name(path: Path) -> int:
     """Hold a lock file until the returned descriptor is closed or the process dies.
 

@@ -4,7 +4,6 @@ at a URL. What comes from elsewhere lies in a cache, whose paths say where it ca
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import os
@@ -16,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from agentrl.errors import DataError
-from agentrl.store.disk import replacing_folder
+from agentrl.store.disk import locked, replacing_folder
 from agentrl.store.remote_folder import RemoteFolder, is_url
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
@@ -88,10 +87,8 @@ def _fetched(url: str, key: str) -> Path:
     own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "agentrl", "models")
     digest = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
     folder = own / quote(remote.url, safe="") / digest
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        # the ranks of a machine ask at once
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # the ranks of a machine ask at once
+    with locked(folder.with_suffix(".lock")):
         if not folder.is_dir():
             with replacing_folder(folder) as part:
                 for name in stamps:

@@ -213,10 +213,6 @@ class RunDirectory:
     layout.
     """
 
-    def live_path(self, step: int, writer: str, number: int) -> Path:
-        """The lines of one future shard; their arrays lie beside them in ``.zst``."""
-        return self.live_folder / step_name(step) / f"{check_writer(writer)}-{number:04d}.jsonl"
-
     def shard_path(self, step: int, writer: str, number: int) -> Path:
         """A sealed shard: trajectories that finished in ``step``."""
         return self.sealed_folder / step_name(step) / f"{check_writer(writer)}-{number:04d}.parquet"

@@ -4,7 +4,7 @@ them: each once, without those that a resume took back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -42,7 +42,6 @@ def create_annotations(
     rollbacks: Rollbacks,
     live: pa.Table,
     shards: Sequence[Path],
-    read_parquet: Callable[[Iterable[Path]], str],
 ) -> None:
     """Makes the view; the table ``index_table`` has the time of each id's newest record.
 
@@ -52,18 +51,36 @@ def create_annotations(
         live: of ``live_annotations``, read before the shards were listed: what is sealed meanwhile
             is then found twice, never missed.
         shards: those that can be read.
-        read_parquet: DuckDB's name of some files.
     """
     connection.register("annotations_table", live)
     connection.register("resumes_table", _resumes(rollbacks.steps))
-    found = "SELECT * FROM annotations_table"
-    if shards:
-        same = " AND ".join(f"shard.{name} = annotations_table.{name}" for name in _SAME)
-        sealed = read_parquet(shards)
-        found += f" WHERE NOT EXISTS (SELECT 1 FROM {sealed} AS shard WHERE {same})"
-        found += f" UNION ALL BY NAME SELECT * FROM {sealed}"
+    found = live_and_sealed("annotations_table", _SAME, shards)
     standing = _STANDING.format(found=found, stage=_STAGE, resumes=rollbacks.count)
     connection.execute(f"CREATE VIEW annotations AS {standing}")
+
+
+def live_and_sealed(live: str, key: Iterable[str], shards: Sequence[Path]) -> str:
+    """A query of the rows of shards and of a table of live ones, each row once.
+
+    Args:
+        live: the table's name.
+        key: the columns by which a row of the one is a row of the other.
+        shards: the files.
+    """
+    found = f"SELECT * FROM {live}"
+    if not shards:
+        return found
+    same = " AND ".join(f"shard.{name} = {live}.{name}" for name in key)
+    options = "union_by_name = true, hive_partitioning = false"
+    sealed = f"read_parquet({sql_list(shards)}, {options})"
+    found += f" WHERE NOT EXISTS (SELECT 1 FROM {sealed} AS shard WHERE {same})"
+    return f"{found} UNION ALL BY NAME SELECT * FROM {sealed}"
+
+
+def sql_list(paths: Iterable[Path]) -> str:
+    """The paths as a list of texts in SQL."""
+    quoted = ("'" + str(path).replace("'", "''") + "'" for path in paths)
+    return f"[{', '.join(quoted)}]"
 
 
 def readable_shards(run: RunDirectory, on_damage: Damage) -> list[Path]:

@@ -26,7 +26,13 @@ from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import DamageList
 from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
 from agentrl.store.trajectories.files import live_texts
-from agentrl.viewer.annotation_sql import create_annotations, live_annotations, readable_shards
+from agentrl.viewer.annotation_sql import (
+    create_annotations,
+    live_and_sealed,
+    live_annotations,
+    readable_shards,
+    sql_list,
+)
 from agentrl.viewer.index import RunIndex
 
 MAX_ROWS = 10_000
@@ -123,7 +129,7 @@ class RunSql(Closing):
             self._create_trajectories(index, live, sealed)
             self._connection.execute(_TURNS)
             rollbacks = Rollbacks.readable(run, self.damage.add)
-            create_annotations(self._connection, rollbacks, learned, annotations, _read_parquet)
+            create_annotations(self._connection, rollbacks, learned, annotations)
             self._create("metrics", _columns_of(read_jsonl(run.metrics_path, self.damage.add)))
             self._create("events", _events(read_jsonl(run.events_path, self.damage.add)))
         except duckdb.OutOfMemoryException as error:
@@ -132,7 +138,7 @@ class RunSql(Closing):
         # The views stand by now. Locking comes last: after it nothing can be set, by a query least
         # of all.
         for statement in (
-            f"SET allowed_paths = {_sql_list([*sealed, *annotations])}",
+            f"SET allowed_paths = {sql_list([*sealed, *annotations])}",
             "SET python_enable_replacements = false",
             "SET temp_directory = ''",
             "SET enable_external_access = false",
@@ -207,26 +213,11 @@ class RunSql(Closing):
         arrays = [pa.array(joined[name], kind) for name, kind in zip(joined, types, strict=True)]
         self._connection.register("index_table", pa.table(arrays, names=list(joined)))
         self._connection.register("live_table", live)
-        parts = ["SELECT * FROM live_table"]
-        if sealed:
-            shards = _read_parquet(sealed)
-            same = "shard.id = live_table.id AND shard.recorded_at = live_table.recorded_at"
-            parts[0] += f" WHERE NOT EXISTS (SELECT 1 FROM {shards} AS shard WHERE {same})"
-            parts.append(f"SELECT * FROM {shards}")
+        found = live_and_sealed("live_table", ("id", "recorded_at"), sealed)
         self._connection.execute(
-            f"CREATE VIEW trajectories AS SELECT * FROM ({' UNION ALL BY NAME '.join(parts)}) "
+            f"CREATE VIEW trajectories AS SELECT * FROM ({found}) "
             "JOIN index_table USING (id, recorded_at)"
         )
-
-
-def _read_parquet(paths: Iterable[Path]) -> str:
-    options = "union_by_name = true, hive_partitioning = false"
-    return f"read_parquet({_sql_list(paths)}, {options})"
-
-
-def _sql_list(paths: Iterable[Path]) -> str:
-    quoted = ("'" + str(path).replace("'", "''") + "'" for path in paths)
-    return f"[{', '.join(quoted)}]"
 
 
 def _live_table(run: RunDirectory) -> pa.Table:

@@ -107,7 +107,7 @@ def test_another_layout_is_refused(run: RunDirectory, found: int | None) -> None
 
 def test_names_that_leave_the_folder_are_refused(run: RunDirectory) -> None:
     with pytest.raises(StoreError, match=r"a writer names files.*got '\.\./x'"):
-        run.live_path(1, "../x", 1)
+        run.shard_path(1, "../x", 1)
 
 
 def test_paths(run: RunDirectory) -> None:

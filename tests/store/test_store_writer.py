@@ -378,7 +378,7 @@ def test_after_sigkill_the_next_writer_seals_what_was_left(run: RunDirectory) ->
 
 
 def test_a_torn_tail_is_all_that_a_death_costs(run: RunDirectory, make: Make) -> None:
-    path = run.live_path(4, "driver", 1)
+    path = run.live_folder / "step=000004" / "driver-0001.jsonl"
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 4)
         writer.flush()
@@ -396,7 +396,7 @@ def test_a_torn_tail_is_all_that_a_death_costs(run: RunDirectory, make: Make) ->
 
 
 def test_a_line_whose_frame_the_disk_lost_is_torn_too(run: RunDirectory, make: Make) -> None:
-    path = run.live_path(4, "driver", 1)
+    path = run.live_folder / "step=000004" / "driver-0001.jsonl"
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 4)
         writer.write(make(1), 4)
@@ -415,7 +415,7 @@ def test_a_line_whose_frame_the_disk_lost_is_torn_too(run: RunDirectory, make: M
 def test_a_death_between_the_shard_and_its_live_file_repeats_nothing(
     run: RunDirectory, make: Make
 ) -> None:
-    path = run.live_path(4, "driver", 1)
+    path = run.live_folder / "step=000004" / "driver-0001.jsonl"
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 4)
         writer.flush()
@@ -435,7 +435,7 @@ def test_a_death_between_the_shard_and_its_live_file_repeats_nothing(
 def test_a_death_while_a_live_file_is_removed_leaves_nothing_for_long(
     run: RunDirectory, make: Make
 ) -> None:
-    path = run.live_path(4, "driver", 1)
+    path = run.live_folder / "step=000004" / "driver-0001.jsonl"
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 4)
     path.parent.mkdir()

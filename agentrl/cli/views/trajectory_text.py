@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import chop_cells
 from rich.text import Text
@@ -33,10 +33,6 @@ from agentrl.types import (
 from agentrl.types.arrays import I32
 from agentrl.viewer.pieces import HIDDEN_PIECE, REDACTED_ID, load_pieces, tokenizer_file
 from agentrl.viewer.runs.stored_row import JSON_COLUMNS, StoredRow
-
-if TYPE_CHECKING:
-    pass
-
 
 MARGIN = 11
 """Columns of a line's name."""

@@ -16,7 +16,7 @@ from agentrl.envs.score import Score, group_rewards
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import Message
-from agentrl.types.user_code.load import signature_of
+from agentrl.types.user_code.load import needed_arguments, signature_of, taken_arguments
 from agentrl.types.user_code.values import private_copy
 
 _VERL = {
@@ -54,10 +54,10 @@ def custom_reward(
     if "completions" in names:
         compute = partial(_trl_rewards, conversational=conversational)
     elif (_VERL.keys() - {"extra_info"}) & names:
-        _check_given(signature, [*_VERL, *args], broken)
+        _check_given(function, [*_VERL, *args], broken)
         compute = _verl_reward
     elif ({*_VERL.values()} - {"extra_infos"}) & names:
-        _check_given(signature, [*_VERL.values(), *args], broken)
+        _check_given(function, [*_VERL.values(), *args], broken)
         compute = _verl_rewards
     else:
         raise broken(
@@ -75,30 +75,18 @@ def custom_reward(
 
 
 def _check_given(
-    signature: inspect.Signature, given: Sequence[str], broken: Callable[[str], ConfigError]
+    function: Callable[..., Any], given: Sequence[str], broken: Callable[[str], ConfigError]
 ) -> None:
-    for name in _required(signature):
+    for name in needed_arguments(function):
         if name not in given:
             raise broken(
                 f" needs the argument {name!r}, which nobody gives; put it into reward.custom.args"
             )
 
 
-def _required(signature: inspect.Signature) -> list[str]:
-    """The arguments that a call must give."""
-    return [
-        name
-        for name, own in signature.parameters.items()
-        if own.default is own.empty and own.kind not in (own.VAR_KEYWORD, own.VAR_POSITIONAL)
-    ]
-
-
 def _called(function: Callable[..., Any], given: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
     """What a function gives for those of ``given`` that it takes, and for ``args``."""
-    parameters = signature_of(function).parameters
-    everything = any(own.kind is own.VAR_KEYWORD for own in parameters.values())
-    known = {key: own for key, own in given.items() if everything or key in parameters}
-    return function(**{**known, **private_copy(args)})
+    return function(**{**taken_arguments(function, given), **private_copy(args)})
 
 
 def _verl_reward(function: Callable[..., Any], args: Mapping[str, Any], view: EpisodeView) -> Any:
@@ -154,7 +142,7 @@ def _trl_rewards(
         "completion_ids": [_policy_ids(view) for view in views],
         **private_copy(args),
     }
-    for name in _required(signature_of(function)):
+    for name in needed_arguments(function):
         if name not in given:
             raise RewardError(
                 f"it needs the column {name!r}, and task {task.id!r} has "

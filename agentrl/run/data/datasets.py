@@ -126,7 +126,7 @@ class DataSet:
                     source.folder,
                     source.name,
                     source.weight,
-                    np.arange(which, len(rows), of, dtype=np.int64),
+                    np.arange(len(rows), dtype=np.int64)[: source.limit][which::of],
                 )
                 for source, rows in tables
             ]

@@ -170,13 +170,12 @@ def _spooled(batches: Iterable[Any], schema: Any) -> Sequence[Any]:
 class HeldTable:
     """Rows that can be asked for by number already: a list, a data set of ``datasets`` or torch."""
 
-    def __init__(self, rows: Any, name: str, limit: int | None = None) -> None:
+    def __init__(self, rows: Any, name: str) -> None:
         self._rows = rows
         self._name = name
-        self._num = len(rows) if limit is None else min(limit, len(rows))
 
     def __len__(self) -> int:
-        return self._num
+        return len(self._rows)
 
     def row(self, index: int) -> Any:
         """A copy of a row, which its reader may change."""
@@ -187,14 +186,13 @@ class HeldTable:
 
 
 class JoinedTable:
-    """Several tables, one behind the other, or the first ``limit`` of their rows."""
+    """Several tables, one behind the other."""
 
-    def __init__(self, tables: Sequence[SourceRows], limit: int | None = None) -> None:
+    def __init__(self, tables: Sequence[SourceRows]) -> None:
         self._tables = Parts(tables, map(len, tables))
-        self._num = len(self._tables) if limit is None else min(limit, len(self._tables))
 
     def __len__(self) -> int:
-        return self._num
+        return len(self._tables)
 
     def row(self, index: int) -> Any:
         """A row of the table that has it."""
@@ -207,13 +205,13 @@ class JoinedTable:
 
 
 def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> HeldTable:
-    """A table of what a function gave.
+    """A table of what a function gave; of rows that it yields at most ``limit`` are taken.
 
     Raises:
         DataError: it has no end, as far as can be told.
     """
     if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
-        return HeldTable(rows, name, limit)
+        return HeldTable(rows, name)
     most = MOST_HELD_ROWS if limit is None else limit
     # a function may yield one row again and again, each time with other values
     taken = list(islice(map(private_copy, rows), most + (limit is None)))

@@ -65,7 +65,7 @@ class DataSource:
         return (self.base_dir / self.reference).parent
 
     def table(self) -> SourceRows:
-        """Its rows by number, at least one.
+        """Its rows by number, at least one; there may be more than ``limit``.
 
         Raises:
             DataError: it cannot be read, or is empty.
@@ -113,17 +113,15 @@ class DataSource:
         if self._is_function:
             return held(self._called(), self.reference, self.setting, self.limit)
         if self.reference.startswith(HUB):
-            return HeldTable(self._of_hub(), self.reference, self.limit)
+            return HeldTable(self._of_hub(), self.reference)
         files = self._files()
         if files is None:
-            return HeldTable(self._saved(), self.reference, self.limit)
+            return HeldTable(self._saved(), self.reference)
         tables = [
             JsonlTable(path, self.limit) if path.suffix == ".jsonl" else ParquetTable(path)
             for path in files
         ]
-        return (
-            tables[0] if len(files) == 1 and self.limit is None else JoinedTable(tables, self.limit)
-        )
+        return tables[0] if len(files) == 1 else JoinedTable(tables)
 
     def _called(self) -> Iterable[Any]:
         rows: Iterable[Any] = call_named(

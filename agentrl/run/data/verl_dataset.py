@@ -7,14 +7,13 @@ prompts itself, so ``input_ids`` and masks of a row play no part.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import CustomDataConfig
 from agentrl.errors import DataError
-from agentrl.types.user_code.load import load_function, signature_of
+from agentrl.types.user_code.load import load_function, needed_arguments, taken_arguments
 
 _TOKENS = frozenset(
     {"input_ids", "attention_mask", "position_ids", "raw_prompt_ids", "dummy_tensor"}
@@ -62,23 +61,14 @@ def custom_rows(own: CustomDataConfig, reference: str, base_dir: Path, seed: int
         # This is verl's word for all rows.
         "max_samples": -1,
     }
-    parameters = signature_of(function).parameters.values()
-    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    names = {p.name for p in parameters}
-    needed = [
-        p.name
-        for p in parameters
-        if p.default is p.empty
-        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        and p.name not in given
-    ]
+    needed = [name for name in needed_arguments(function) if name not in given]
     if needed:
         raise own.broken(
             "path",
             f"={named!r} needs {needed[0]!r}, and is called with {', '.join(given)}; give it a "
             "default",
         )
-    rows = function(**{key: v for key, v in given.items() if takes_all or key in names})
+    rows = function(**taken_arguments(function, given))
     if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
         return _Rows(rows)
     if isinstance(rows, Iterable):

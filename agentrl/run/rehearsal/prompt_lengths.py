@@ -14,7 +14,7 @@ import numpy as np
 
 from agentrl.config import RunConfig, StageConfig
 from agentrl.render import Renderer
-from agentrl.run.build import LiveObjects, renderer_spec
+from agentrl.run.build import LiveObjects
 from agentrl.run.data.datasets import call_named
 from agentrl.run.data.prompt_limit import prompt_lengths
 from agentrl.store.model_folder import cached_model
@@ -81,8 +81,3 @@ def measured(stage: StageConfig, tasks: Sequence[Task], renderer: Renderer) -> L
     """The lengths of the tasks' prompts; None where only playing them would tell."""
     lengths = prompt_lengths(stage, LiveObjects(), tasks, lambda: renderer)
     return Lengths.of(list(lengths.values()), stage.data.max_prompt_tokens) if lengths else None
-
-
-def stage_renderer(stage: StageConfig, folder: Path) -> Renderer:
-    """What turns the stage's messages into tokens."""
-    return renderer_spec(stage, folder).build()

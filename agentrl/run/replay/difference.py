@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
+from agentrl.store import SecretMask
 from agentrl.store.json_text import to_json
 from agentrl.types import Blob, CallRecord, Seat, Trajectory, Turn
-
-Mask: TypeAlias = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class ReplayDifference:
 
 
 def first_difference(
-    recorded: Trajectory, replayed: Trajectory, mask: Mask
+    recorded: Trajectory, replayed: Trajectory, mask: SecretMask
 ) -> ReplayDifference | None:
     """The first difference in the order of the episode, rewards last; None where there is none.
 
@@ -57,7 +56,9 @@ def first_difference(
     return None
 
 
-def _pairs(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Iterator[ReplayDifference]:
+def _pairs(
+    recorded: Trajectory, replayed: Trajectory, mask: SecretMask
+) -> Iterator[ReplayDifference]:
     """Each thing of both episodes, in the order in which they are compared; most are equal."""
     if recorded.first_state is not None:
         yield _states("state", None, recorded.first_state, replayed.first_state, mask)
@@ -78,7 +79,7 @@ def _pairs(recorded: Trajectory, replayed: Trajectory, mask: Mask) -> Iterator[R
             yield from _rewards(f" of {agent}", seat, replayed.seats[agent])
 
 
-def _effects(was: Turn, found: Turn, mask: Mask) -> Iterator[ReplayDifference]:
+def _effects(was: Turn, found: Turn, mask: SecretMask) -> Iterator[ReplayDifference]:
     """What the step of a turn led to."""
     turn = was.index
     yield ReplayDifference("tool result", turn, _results(was), _results(found))
@@ -100,7 +101,9 @@ def _rewards(
         yield ReplayDifference(f"reward{whose}", None, was.reward, found.reward)
 
 
-def _states(what: str, turn: int | None, was: Any, found: Any, mask: Mask) -> ReplayDifference:
+def _states(
+    what: str, turn: int | None, was: Any, found: Any, mask: SecretMask
+) -> ReplayDifference:
     """A pair of states or files, whose secrets were masked before they were hashed."""
     if isinstance(found, Mapping):
         found = {path: _masked(blob, mask) for path, blob in found.items()}
@@ -109,11 +112,10 @@ def _states(what: str, turn: int | None, was: Any, found: Any, mask: Mask) -> Re
     )
 
 
-def _masked(blob: Blob | None, mask: Mask) -> Blob | None:
+def _masked(blob: Blob | None, mask: SecretMask) -> Blob | None:
     if blob is None or blob.data is None:
         return blob
-    escape = "surrogateescape"
-    return Blob.of(mask(blob.data.decode(errors=escape)).encode(errors=escape))
+    return Blob.of(mask.in_bytes(blob.data))
 
 
 def _results(turn: Turn) -> list[Any]:
@@ -127,6 +129,6 @@ def _result(record: CallRecord) -> Any:
     return [result.call_id, result.error, result.content, result.truncated, result.images]
 
 
-def _plain(value: Any, mask: Mask) -> Any:
+def _plain(value: Any, mask: SecretMask) -> Any:
     """The value as plain JSON; numbers that are none stay marks, which are equal to themselves."""
     return json.loads(mask(to_json(value)))

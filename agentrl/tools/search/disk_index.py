@@ -15,7 +15,6 @@ What holds the documents:
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -26,14 +25,13 @@ import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from agentrl.errors import DataError
-from agentrl.store.disk import os_refusals, replacing_folder, write_json
+from agentrl.store.disk import locked, os_refusals, replacing_folder, write_json
 from agentrl.tools.search.retriever import (
     K1,
     METHOD,
@@ -153,6 +151,9 @@ def _document(row: Any, number: int, path: Path) -> Document:
 
 logger = logging.getLogger(__name__)
 
+# Of this process: where a lock file lies on another machine, it may exclude other processes alone.
+_threads = threading.Lock()
+
 _FORMAT = 1
 _DONE = "index.json"
 
@@ -175,7 +176,7 @@ class DiskIndex(WordIndex):
         name = _name(_known_hash(self.corpus, home))
         self.folder = home / name
         if not (self.folder / _DONE).is_file():
-            with _lock(home / f".{name}.lock"):
+            with _threads, locked(home / f".{name}.lock"):
                 # Another process built it meanwhile.
                 if not (self.folder / _DONE).is_file():
                     _build(self.corpus, self.folder)
@@ -331,22 +332,3 @@ def _known_hash(corpus: Path, home: Path) -> str:
     found = contents_hash(corpus)
     write_json(note, {"corpus": str(corpus), "sha256": found})
     return found
-
-
-# Of this process: a record lock excludes other processes alone.
-_threads = threading.Lock()
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Held by one thread of one process at a time; others wait."""
-    with _threads:
-        with os_refusals(f"{path} cannot be made"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX)
-            yield
-        finally:
-            # The lock ends, and the file stays: others may wait on this very one.
-            os.close(file)

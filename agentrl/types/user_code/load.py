@@ -279,6 +279,22 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter(kind.name.lower(), kind) for kind in kinds])
 
 
+def needed_arguments(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that every call must give."""
+    return [
+        name
+        for name, own in signature_of(function).parameters.items()
+        if own.default is own.empty and own.kind not in (own.VAR_KEYWORD, own.VAR_POSITIONAL)
+    ]
+
+
+def taken_arguments(function: Callable[..., Any], given: Mapping[str, T]) -> dict[str, T]:
+    """Those of ``given`` that the function takes; all where it takes ``**keywords``."""
+    parameters = signature_of(function).parameters
+    everything = any(own.kind is own.VAR_KEYWORD for own in parameters.values())
+    return {name: own for name, own in given.items() if everything or name in parameters}
+
+
 @dataclass(frozen=True, slots=True)
 class UserFunction:
     """A user's function; where it raises or returns another type, the error names its setting.

@@ -21,6 +21,7 @@ from agentrl.store.annotations.annotation import LOSS_REASONS
 from agentrl.types import SegmentKind
 from agentrl.types.arrays import F64, I64, AnyArray, Bools
 from agentrl.viewer.analysis.stored_rows import stored_rows
+from agentrl.viewer.index import Place
 
 _COUNTED = [LOSS_REASONS.index(reason) for reason in ("trained", "off_policy")]
 
@@ -90,7 +91,7 @@ class TrainedTokens:
 def trained_tokens(
     run: RunDirectory,
     reader: TrajectoryReader,
-    summaries: Iterable[TrajectorySummary],
+    places: Iterable[TrajectorySummary | Place],
     annotations: Iterable[Annotation],
 ) -> Iterator[TrainedTokens]:
     """The policy tokens of each annotated trajectory, in the order of the files.
@@ -98,7 +99,7 @@ def trained_tokens(
     Args:
         run: where.
         reader: the run's.
-        summaries: all trajectories that may be annotated.
+        places: all trajectories that may be annotated.
         annotations: of one step and learner; of two arrays of a name the later one counts.
 
     Raises:
@@ -107,7 +108,7 @@ def trained_tokens(
     arrays: dict[str, dict[str, Any]] = {}
     for annotation in annotations:
         arrays.setdefault(annotation.trajectory_id, {}).update(annotation.arrays)
-    trained = [summary for summary in summaries if arrays.get(summary.id)]
+    trained = [place for place in places if arrays.get(place.id)]
     for row in stored_rows(run, reader, trained, TRAINED_COLUMNS):
         yield policy_tokens(row, arrays[row["id"]])
 

@@ -19,6 +19,7 @@ from agentrl.store import NoTrajectoryError, RunDirectory, TrajectoryReader, Tra
 from agentrl.store.json_text import from_json
 from agentrl.store.shard import shard_file
 from agentrl.store.trajectories.columns import ARRAYS
+from agentrl.viewer.index import Place
 
 _BATCH = 64
 
@@ -28,7 +29,7 @@ Row = dict[str, Any]
 def stored_rows(
     run: RunDirectory,
     reader: TrajectoryReader,
-    summaries: Iterable[TrajectorySummary],
+    places: Iterable[TrajectorySummary | Place],
     columns: Sequence[str],
 ) -> Iterator[Row]:
     """Columns of trajectories, each once: those of sealed shards in the order of the files, then
@@ -37,20 +38,20 @@ def stored_rows(
     Args:
         run: where.
         reader: the run's.
-        summaries: which; of several records of one id the one that the summary tells of.
+        places: which; of several records of one id the one that was recorded then.
         columns: by name; those in ``ARRAYS`` come as numpy arrays ``[N]``.
 
     Raises:
         StoreError: a file is damaged.
     """
-    sought = {summary.id: summary for summary in summaries}
+    sought = {place.id: place for place in places}
     names = tuple(dict.fromkeys(("id", "recorded_at", *columns)))
     # A trajectory lies in a shard of the step in which it ended.
-    for step in sorted({summary.step for summary in sought.values()}):
+    for step in sorted({place.step for place in sought.values()}):
         for path in sorted(run.shard_path(step, "writer", 0).parent.glob("*.parquet")):
             for row in _sealed(path, names):
-                summary = sought.get(row["id"])
-                if summary is not None and summary.recorded_at == row["recorded_at"]:
+                place = sought.get(row["id"])
+                if place is not None and place.recorded_at == row["recorded_at"]:
                     del sought[row["id"]]
                     yield row
     for trajectory_id in sought:
@@ -115,14 +116,14 @@ class Episode:
 
 
 def read_episodes(
-    run: RunDirectory, reader: TrajectoryReader, summaries: Iterable[TrajectorySummary]
+    run: RunDirectory, reader: TrajectoryReader, places: Iterable[TrajectorySummary | Place]
 ) -> Iterator[Episode]:
-    """Episodes of the summaries, in the order of the files; reads no tokens.
+    """Episodes of these trajectories, in the order of the files; reads no tokens.
 
     Raises:
         StoreError: a file is damaged.
     """
-    for row in stored_rows(run, reader, summaries, EPISODE_COLUMNS):
+    for row in stored_rows(run, reader, places, EPISODE_COLUMNS):
         turns = from_json(row["turns"])
         yield Episode(
             id=row["id"],

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,14 @@ class Page:
 
     total: int
     rows: list[dict[str, Any]]
+
+
+class Place(NamedTuple):
+    """Which record of a trajectory is the newest one: ``stored_rows`` finds it by that."""
+
+    id: str
+    step: int
+    recorded_at: float
 
 
 class RunIndex(Closing):
@@ -146,12 +154,20 @@ class RunIndex(Closing):
         Raises:
             QueryError, ConfigError: as ``page``.
         """
-        parsed = parse_query(query)
-        sql = f"SELECT id FROM trajectories WHERE {parsed.sql} ORDER BY {_order(sort)}"
+        return [place.id for place in self.places(query, sort)]
 
-        def read() -> list[str]:
-            found = self._database.reader.execute(sql, parsed.parameters)
-            return [trajectory_id for (trajectory_id,) in found]
+    def places(self, query: str = "", sort: str = "-step") -> list[Place]:
+        """All trajectories that fit a query, in order, by what finds them in the run's files.
+
+        Raises:
+            QueryError, ConfigError: as ``page``.
+        """
+        parsed = parse_query(query)
+        names = ", ".join(Place._fields)
+        sql = f"SELECT {names} FROM trajectories WHERE {parsed.sql} ORDER BY {_order(sort)}"
+
+        def read() -> list[Place]:
+            return list(map(Place._make, self._database.reader.execute(sql, parsed.parameters)))
 
         return self._read(parsed, read)
 

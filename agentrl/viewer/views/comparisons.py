@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from fastapi import Query
 
 from agentrl.errors import DataError
 from agentrl.guards.parsing import parse_json
-from agentrl.store import TrajectorySummary
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.behaviour import behaviour
 from agentrl.viewer.analysis.blame import (
@@ -32,6 +31,7 @@ from agentrl.viewer.analysis.blame import (
 from agentrl.viewer.analysis.retokenise import retokenise
 from agentrl.viewer.analysis.side_by_side import group_view, task_view, turn_diff
 from agentrl.viewer.analysis.stored_rows import read_episodes, stored_rows
+from agentrl.viewer.index import Place
 from agentrl.viewer.index.query import term
 from agentrl.viewer.pieces import HIDDEN, HIDDEN_PIECE, REDACTED_ID, has_marks
 from agentrl.viewer.runs.open_run import OpenRun
@@ -45,7 +45,6 @@ _MOST_SIBLINGS = 64
 _MOST_EPISODES = 20_000
 _RANGE = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?")
 Index = Annotated[int, Query(ge=0, lt=2**53)]
-_SUMMARY = tuple(field.name for field in fields(TrajectorySummary))
 
 
 def group(
@@ -142,10 +141,10 @@ def behaviour_view(
     for name, text in (("a", a), ("b", b)):
         within = _steps(text, name) + (f" ({query})" if query.strip() else "")
         within += "" if stage is None else f" {term('stage', stage)}"
-        rows = run.index().page(within, "step", limit=None).rows
-        stride = -(-len(rows) // _MOST_EPISODES) or 1
+        places = run.index().places(within, "step")
+        stride = -(-len(places) // _MOST_EPISODES) or 1
         complete &= stride == 1
-        sides.append(read_episodes(run.directory, run.reader, map(summary_of, rows[::stride])))
+        sides.append(read_episodes(run.directory, run.reader, places[::stride]))
     found = behaviour(*sides)
     return asdict(replace(found, complete=found.complete and complete))
 
@@ -199,16 +198,16 @@ def blame_of_step(
             f"no token of step {step} was annotated; store.detail: tokens records what blame needs "
             "of each token that a step trains"
         )
-    summaries = summaries_of(run, step, trained)
+    places = places_of(run, step, trained)
     found = blame(
-        trained_tokens(run.directory, run.reader, summaries, learned),
+        trained_tokens(run.directory, run.reader, places, learned),
         signal,
         level,
         logged=logged,
         decode=decode,
         limit=limit,
     )
-    return replace(found, rows=_without_secrets(run, found.rows, summaries))
+    return replace(found, rows=_without_secrets(run, found.rows, places))
 
 
 def kept_of_step(run: OpenRun, step: int, stage: str | None) -> list[int] | None:
@@ -221,11 +220,11 @@ def kept_of_step(run: OpenRun, step: int, stage: str | None) -> list[int] | None
 
 
 def _without_secrets(
-    run: OpenRun, rows: Sequence[BlameRow], summaries: Sequence[TrajectorySummary]
+    run: OpenRun, rows: Sequence[BlameRow], places: Sequence[Place]
 ) -> tuple[BlameRow, ...]:
     """The rows; one of a turn that holds a masked secret has no text."""
     named = {row.id for row in rows}
-    shown = [summary for summary in summaries if summary.id in named]
+    shown = [place for place in places if place.id in named]
     hidden: dict[str, set[int]] = {}
     for stored in stored_rows(run.directory, run.reader, shown, ("turns",)):
         if has_marks(stored):
@@ -285,21 +284,13 @@ def retokenised(
     return asdict(retokenise(trajectory, turn, tokenizer, template, tools))
 
 
-def summaries_of(run: OpenRun, step: int, trained: set[str]) -> list[TrajectorySummary]:
-    """The summaries of trajectories that ``step`` trained: first those that finished then."""
-    found: dict[str, TrajectorySummary] = {}
+def places_of(run: OpenRun, step: int, trained: set[str]) -> list[Place]:
+    """The trajectories that ``step`` trained: first those that finished then."""
+    found: dict[str, Place] = {}
     for query in (f"step:{step}", f"step<{step}"):
         if len(found) < len(trained):
-            rows = run.index().page(query, "-step", limit=None).rows
-            found |= {row["id"]: summary_of(row) for row in rows if row["id"] in trained}
+            found |= {own.id: own for own in run.index().places(query) if own.id in trained}
     return list(found.values())
-
-
-def summary_of(row: Mapping[str, Any]) -> TrajectorySummary:
-    """The summary of a row of the index."""
-    known = {name: row[name] for name in _SUMMARY}
-    lists = {name: tuple(known[name]) for name in ("agents", "tools")}
-    return TrajectorySummary(**{**known, **lists})
 
 
 def _logged(run: OpenRun, step: int, stage: str | None) -> dict[str, Any]:

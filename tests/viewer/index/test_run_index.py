@@ -285,11 +285,11 @@ def test_a_torn_live_line_waits_for_its_end(
     with TrajectoryWriter(run) as writer:
         writer.write(make(1), step=1)
         writer.flush()
-        live = run.live_path(1, "driver", 1)
+        live = run.live_folder / "step=000001" / "driver-0001.jsonl"
         whole = live.read_bytes()
         arrays = live.with_suffix(".zst").read_bytes()
     other = RunDirectory.create(tmp_path / "other")
-    path = other.live_path(1, "driver", 1)
+    path = other.live_folder / "step=000001" / "driver-0001.jsonl"
     path.parent.mkdir(parents=True)
     path.with_suffix(".zst").write_bytes(arrays)
     path.write_bytes(whole[:50])

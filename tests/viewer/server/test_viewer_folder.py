@@ -63,7 +63,7 @@ def test_a_released_run_is_read_again(run: RunDirectory) -> None:
 
 def test_rows_are_counted_without_an_index(run: RunDirectory) -> None:
     assert count_trajectories(run) == 12
-    live = JsonlWriter(run.live_path(9, "other", 1))
+    live = JsonlWriter(run.live_folder / "step=000009" / "other-0001.jsonl")
     live.append({"id": "1-0-0"})
     live.close()
     next(run.sealed_folder.rglob("*.parquet")).rename(run.root / "away")

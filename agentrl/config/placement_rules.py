@@ -155,8 +155,8 @@ def _rollout_pool_faults(placement: PlacementConfig) -> Iterator[Fault]:
         or pool.data_parallel < pool.world_size
     ):
         yield fault(
-            f"{key} has a layout of ranks (world_size, tp_size, sp_size, pp_size) and holds rollout workers "
-            "alone, which placement.rollout_workers counts; leave it out",
+            f"{key} has a layout of ranks (world_size, tp_size, sp_size, pp_size) and holds "
+            "rollout workers alone, which placement.rollout_workers counts; leave it out",
             key,
             "placement.rollout",
         )

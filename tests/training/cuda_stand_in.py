@@ -1,4 +1,4 @@
-"""Stand-in for ``torch.cuda``: megatron-core allocates on the CPU, so that its backend runs here."""
+"""Stand-in for ``torch.cuda``: megatron-core allocates on the CPU, so that it runs here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Megatron backend holds the contract, with the numbers of ``plain``; what it lacks is named."""
+"""The Megatron backend holds the contract, with plain's numbers; what it lacks is named."""
 
 from __future__ import annotations
 

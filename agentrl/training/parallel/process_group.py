@@ -1,7 +1,8 @@
 """Process group: joins and leaves the group of one pool's roles, and lays their mesh over it.
 
 ``rank = ((d · pp + p) · sp + s) · tp + t``: data outermost, then the stages of a pipeline, and
-tensor-parallel ranks are neighbours. Of the data coordinates ``d = r · size + z``, r is the replica and z the shard under ``hybrid``.
+tensor-parallel ranks are neighbours. Of the data coordinates ``d = r · size + z``, r is the
+replica and z the shard under ``hybrid``.
 
 A weight is sharded over z and s, and over t where it is tensor parallel. To experts all ranks of a
 replica are alike: neighbours among them share the experts of a layer, and what those hold is

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -301,11 +302,12 @@ class MegatronBackend(TrainBackend):
     @torch.no_grad()
     def _state(self) -> dict[str, Tensor]:
         """What a checkpoint of any backend holds, on the host."""
+        kinds: dict[str, Callable[[nn.Parameter], Tensor]]
         kinds = {f"model.{PREFIX}%s": self.optimizer.weight}
         steps = self.optimizer.steps
         if steps is not None:
             for moment in MOMENTS:
-                kinds[_moment_key(moment)] = lambda one, own=moment: self.optimizer.moment(one, own)
+                kinds[_moment_key(moment)] = partial(self.optimizer.moment, name=moment)
         state = {}
         for key, of in kinds.items():
             for name, part in self._values(of):
@@ -332,7 +334,7 @@ class MegatronBackend(TrainBackend):
         if odd:
             raise unreadable_optimizer(folder, odd)
         state: dict[str, Tensor] = {"step": torch.tensor(0)}
-        for name, piece in self._names.pieces.items():
+        for name in self._names.pieces:
             like = self._forms[name]
             for key in (f"model.{PREFIX}%s", *map(_moment_key, kinds)):
                 shape = () if key.endswith("/step") else local(like).shape

@@ -39,7 +39,7 @@ from agentrl.training.parallel.process_group import SHARED, DistSpec
 
 
 @dataclass
-class PackedRow(PackedSeqParams):
+class PackedRow(PackedSeqParams):  # type: ignore[misc]
     """A row's samples for Megatron, and what our attention needs of them.
 
     Args:
@@ -109,12 +109,14 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
             position_embedding_type="rope",
         )
         # The family's own frequencies, whatever scales them.
-        self.rotary_pos_emb.inv_freq = policy.hf.base_model.rotary_emb.inv_freq.clone()
+        trunk: Any = policy.hf.base_model
+        self.rotary_pos_emb.inv_freq = trunk.rotary_emb.inv_freq.clone()
         self._attention = policy.attention
         # In a tuple, since the stage's own parameters are all that its tree shall hold.
         self._scorer = (policy.scorer,)
         if self.post_process:
-            weight = self.shared_embedding_or_output_weight()
+            shared = self.shared_embedding_or_output_weight
+            weight = shared() if is_tied else self.output_layer.weight
             policy.head.register_parameter("weight", weight)
 
     def forward(self, packed: Packed) -> Any:

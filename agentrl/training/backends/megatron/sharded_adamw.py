@@ -54,8 +54,9 @@ class ShardedAdamW:
         finalize_model_grads([self._chunk])
         self._sharded.prepare_grads()
 
-    def norm(self, copies: Collection[nn.Parameter]) -> float:
-        """Of the whole gradient, equal on all ranks; ``copies`` are counted elsewhere."""
+    def norm(self, copies: Collection[int]) -> float:
+        """Of the whole gradient, equal on all ranks; those with an id in ``copies`` are
+        counted elsewhere."""
         own = [main.grad for parameter, _, main in self._shards() if id(parameter) not in copies]
         squares = torch.nn.utils.get_total_norm(own).double() ** 2
         squares = squares.to(next(self._chunk.parameters()).device)
@@ -121,7 +122,7 @@ class ShardedAdamW:
                 own = whole.view(-1)[first : first + main.numel()]
                 state[name] = own.to(main.device, copy=True)
 
-    def _shards(self) -> Iterator[tuple[nn.Parameter, int, Tensor]]:
+    def _shards(self) -> Iterator[tuple[nn.Parameter, int, Any]]:
         """This rank's ranges: the parameter, where the range begins, and the optimizer's tensor."""
         for parameter, (group, place) in self._sharded.model_param_group_index_map.items():
             found = self._sharded._get_model_param_range_map(parameter)["param"]

@@ -88,7 +88,7 @@ class StageNames:
     def __init__(
         self, names: Iterable[str], config: Any, *, tp: int, pp: int, stage: int, named: str
     ) -> None:
-        self._layers = config.num_hidden_layers // pp
+        self._layers: int = config.num_hidden_layers // pp
         self._last = pp - 1
         known = list(names)
         places = dict(self._places(config, tp))

@@ -1,4 +1,4 @@
-"""Support: what the Megatron backend runs, and what it refuses by name before anything is loaded."""
+"""Support: what the Megatron backend runs, and what it refuses by name before it loads."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from agentrl.training import DistSpec, leave
+from agentrl.training.parallel.shards import offset
 from agentrl.types import Stats
 from tests.training.cuda_stand_in import cuda_stand_in
 from tests.training.harness import PLAIN, make_actor, update_shards
@@ -33,8 +34,6 @@ def compute(place: DistSpec, model: str, out: Path) -> dict[str, Any]:
     mine = {}
     for name, part in moments:
         if not backend._names.pieces[name].is_copy:
-            from agentrl.training.parallel.shards import offset
-
             form = backend._forms[name]
             mine[name] = (tuple(form.shape), offset(form), part.clone())
     dist.all_gather_object(parts, mine)
@@ -46,7 +45,7 @@ def compute(place: DistSpec, model: str, out: Path) -> dict[str, Any]:
             whole[where] = part
     weights = {name: one.clone() for name, one in actor.weights("float32")}
     sums = actor.checksum("float32")
-    actor.save(out / f"saved-{place.tp}-{place.pp}")
+    actor.save(out / f"saved-{place.world_size}-{place.tp}-{place.pp}")
     means = dict(reduce(lambda a, b: a + b, [one for one in told if one], Stats()).means())
     return {"stats": means, "gradients": gradients, "weights": weights, "sums": sums}
 

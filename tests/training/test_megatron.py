@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 
 from agentrl.errors import ConfigError
 from agentrl.training import DistSpec, OptimSpec, check_backend
-from agentrl.training.backends.megatron import support
+from agentrl.training.backends.find import find_backend
 from tests.tiny_models import SLIDING, write_family
 from tests.training.cuda_stand_in import cuda_stand_in
 from tests.training.harness import (
@@ -118,6 +120,20 @@ def test_another_family_is_named_with_those_that_it_computes(tmp_path: Path) -> 
 def test_an_absent_or_untested_release_is_named(
     model_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    package = "agentrl.training.backends.megatron"
+    for name in [one for one in sys.modules if one.startswith(package)]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    with monkeypatch.context() as hidden:
+        hidden.setattr(importlib.metadata, "version", none)
+        with pytest.raises(
+            ConfigError, match=r"needs megatron-core 0\.16\.\*, which is not installed"
+        ):
+            find_backend("megatron")
+    support = importlib.import_module(f"{package}.support")
     monkeypatch.setattr(support, "version", lambda _: "0.17.0")
     with pytest.raises(ConfigError, match=r"needs megatron-core 0\.16\.\*, .* got 0\.17\.0"):
         make_actor(model_path, backend="megatron")
@@ -126,5 +142,5 @@ def test_an_absent_or_untested_release_is_named(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(support, "version", absent)
-    with pytest.raises(ConfigError, match=r"not installed; install agentrl\[megatron\]"):
+    with pytest.raises(ConfigError, match="not installed; pip install"):
         make_actor(model_path, backend="megatron")

@@ -14,6 +14,7 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.training.backends.backend import RoleModel
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.parallel.process_group import FULL, DistSpec
+from agentrl.types.user_code.load import install
 
 _TESTED = "0.16"
 """The releases of megatron-core whose internals this backend was tested with."""
@@ -28,7 +29,7 @@ def check_release() -> None:
         ConfigError: as said.
     """
     needs = f"TrainConfig.backend='megatron' needs megatron-core {_TESTED}.*"
-    remedy = f"install agentrl[megatron], or {_INSTEAD}"
+    remedy = f"{install('megatron')}, or {_INSTEAD}"
     try:
         found = version("megatron-core")
     except PackageNotFoundError:

@@ -36,8 +36,9 @@ def layout_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _pool_layout_faults(stage: StageConfig, name: str, pool: PoolConfig) -> Iterator[Fault]:
     train, key = stage.train, _pool_key(name)
-    broken = [*broken_by(check_backend_ranks, train.backend, pool.world_size)]
-    unequal = [*broken_by(check_ranks, pool.world_size, pool.tp_size, pool.sp_size)]
+    broken = [*broken_by(check_backend_ranks, train.backend, pool.world_size, pool.pp_size)]
+    sizes = pool.tp_size, pool.sp_size, pool.pp_size
+    unequal = [*broken_by(check_ranks, pool.world_size, *sizes)]
     replicas = 1
     if train.shard == "hybrid" and not unequal:
         broken += broken_by(shard_replicas, pool.data_parallel, train.shard_size)
@@ -58,7 +59,9 @@ def _pool_layout_faults(stage: StageConfig, name: str, pool: PoolConfig) -> Iter
         )
     episodes = train.mini_batch_prompts * stage.rollout.group_size
     if pool.data_parallel > episodes:
-        divided = f" / {key}.tp_size / {key}.sp_size" * (pool.data_parallel < pool.world_size)
+        divided = f" / {key}.tp_size / {key}.sp_size / {key}.pp_size" * (
+            pool.data_parallel < pool.world_size
+        )
         yield fault(
             f"{key}.world_size{divided} must be at most the episodes of a mini-batch, "
             f"train.mini_batch_prompts * rollout.group_size = {episodes} (a rank without one would "
@@ -147,10 +150,13 @@ def _rollout_pool_faults(placement: PlacementConfig) -> Iterator[Fault]:
                 "placement.rollout",
             )
         return
-    if pool.world_size != (pool.nodes or 1) * (pool.gpus or 1) or pool.tp_size * pool.sp_size > 1:
+    if (
+        pool.world_size != (pool.nodes or 1) * (pool.gpus or 1)
+        or pool.data_parallel < pool.world_size
+    ):
         yield fault(
-            f"{key} has a layout of ranks (world_size, tp_size, sp_size) and holds rollout workers "
-            "alone, which placement.rollout_workers counts; leave it out",
+            f"{key} has a layout of ranks (world_size, tp_size, sp_size, pp_size) and holds "
+            "rollout workers alone, which placement.rollout_workers counts; leave it out",
             key,
             "placement.rollout",
         )

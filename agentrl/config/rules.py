@@ -232,9 +232,9 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
             "train.mini_batch_prompts",
             "train.batch_prompts",
         )
-    if train.backend not in ("fsdp2", "plain") and ":" not in train.backend:
+    if train.backend not in ("fsdp2", "megatron", "plain") and ":" not in train.backend:
         yield fault(
-            f"train.backend must be fsdp2, plain or module:NAME of a TrainBackend, got "
+            f"train.backend must be fsdp2, megatron, plain or module:NAME of a TrainBackend, got "
             f"{train.backend!r}; set one of them",
             "train.backend",
         )

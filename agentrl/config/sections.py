@@ -70,7 +70,7 @@ class PoolConfig(Section):
 
     world_size: Count = 1
     """Training processes (ranks): those that get different data times ``tp_size`` times
-    ``sp_size``. With ``gpus`` it follows from them."""
+    ``sp_size`` times ``pp_size``. With ``gpus`` it follows from them."""
     nodes: Count | None = None
     """Machines, each with an equal part of the processes; null takes as few as have room."""
     gpus: Count | None = None
@@ -86,6 +86,9 @@ class PoolConfig(Section):
     sp_size: Count = 1
     """Ranks that hold each packed row together (sequence parallelism, Ulysses), so that
     ``micro_batch_tokens`` are divided among them."""
+    pp_size: Count = 1
+    """Stages that the layers are divided into, each on ranks of its own (pipeline parallelism of
+    ``train.backend: megatron``)."""
     threads_per_rank: Count = 1
     """CPU threads of a rank, and of a rollout worker; more than one is slower for tiny models."""
 
@@ -113,7 +116,7 @@ class PoolConfig(Section):
     @property
     def data_parallel(self) -> int:
         """Ranks that get different data."""
-        return self.world_size // (self.tp_size * self.sp_size)
+        return self.world_size // (self.tp_size * self.sp_size * self.pp_size)
 
 
 class PlacementConfig(PoolConfig):

@@ -130,7 +130,8 @@ class TrainConfig(Section):
     """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
     backend: str = "fsdp2"
     """``fsdp2`` shards weights, gradients and optimizer over the ranks; ``plain`` is one process
-    without FSDP, with the same numbers; or ``module:NAME`` of a backend of your own."""
+    without FSDP, with the same numbers; ``megatron`` divides layers into parts and stages by
+    megatron-core, on GPUs (docs/megatron.md); or ``module:NAME`` of a backend of your own."""
     loop: str | None = None
     """``file.py:name`` of a training loop of your own, which takes the stage's ``StageRun``; by
     default ``agentrl.controller.loop.train`` (docs/controller.md)."""

@@ -102,6 +102,8 @@ def test_statistics_of_all_parts_are_merged() -> None:
         (MeshShape(2, 1, 3), [10, 10, 10, 11, 11, 11], [0, 3]),
         (MeshShape(2, 2, 2), [10] * 4 + [11] * 4, [0, 4]),
         (MeshShape(1, 2, 2), [10] * 4, [0]),
+        (MeshShape(2, 1, 1, 2), [10, 10, 11, 11], [1, 3]),
+        (MeshShape(1, 2, 1, 2), [10] * 4, [2]),
     ],
 )
 def test_all_ranks_of_a_coordinate_get_its_shard_and_the_first_of_them_answers(

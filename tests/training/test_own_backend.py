@@ -53,7 +53,10 @@ def test_two_steps_are_those_of_plain(model_path: str) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("megatron", "='megatron' is unknown; choose one of fsdp2, plain, or name your own"),
+        (
+            "deepspeed",
+            "='deepspeed' is unknown; choose one of fsdp2, megatron, plain, or name your own",
+        ),
         ("json:loads", "must name a subclass of agentrl.training.TrainBackend"),
         ("nosuch.module:Name", "cannot be loaded"),
     ],
@@ -67,5 +70,7 @@ def test_a_configuration_takes_a_backends_name() -> None:
     given = {"model": {"path": "m"}, "data": {"train": "t.jsonl"}}
     config = load_config({**given, "train": {"backend": f"{OWN}Loop"}})
     assert config.resolved_stages()[0].train.backend == f"{OWN}Loop"
-    with pytest.raises(ConfigError, match=r"train\.backend must be fsdp2, plain or module:NAME"):
-        load_config({**given, "train": {"backend": "megatron"}})
+    with pytest.raises(
+        ConfigError, match=r"train\.backend must be fsdp2, megatron, plain or module:NAME"
+    ):
+        load_config({**given, "train": {"backend": "deepspeed"}})

@@ -1,4 +1,4 @@
-"""Mesh shape: places ranks on (dp, tp, sp) and says which rank gets which shard of a call."""
+"""Mesh shape: places ranks on (dp, pp, sp, tp) and says which rank gets which shard of a call."""
 
 from __future__ import annotations
 
@@ -12,33 +12,40 @@ from agentrl.training.parallel.layout_rules import check_ranks
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """Ranks along each dimension; ``rank = (d · sp + s) · tp + t``, so that tensor-parallel ranks
-    are neighbours.
+    """Ranks along each dimension; ``rank = ((d · pp + p) · sp + s) · tp + t``, so that
+    tensor-parallel ranks are neighbours.
 
     Args:
         dp: data coordinates; each has a shard of a batch.
         tp: ranks that hold one layer together.
         sp: ranks that hold one sequence together.
+        pp: stages that the layers are divided into; a shard goes to all of them.
     """
 
     dp: int = 1
     tp: int = 1
     sp: int = 1
+    pp: int = 1
 
     @classmethod
-    def of(cls, num_ranks: int, *, tp: int, sp: int) -> MeshShape:
+    def of(cls, num_ranks: int, *, tp: int, sp: int, pp: int = 1) -> MeshShape:
         """The mesh of so many ranks.
 
         Raises:
-            ConfigError: ``tp`` times ``sp`` does not divide them.
+            ConfigError: the other dimensions' product does not divide them.
         """
-        check_ranks(num_ranks, tp, sp)
-        return cls(num_ranks // (tp * sp), tp, sp)
+        check_ranks(num_ranks, tp, sp, pp)
+        return cls(num_ranks // (tp * sp * pp), tp, sp, pp)
 
     @property
     def size(self) -> int:
         """Ranks in all."""
-        return self.dp * self.tp * self.sp
+        return self.dp * self.ranks_a_shard
+
+    @property
+    def ranks_a_shard(self) -> int:
+        """Ranks of a data coordinate."""
+        return self.tp * self.sp * self.pp
 
     def arguments(
         self, shards: Sequence[Any] | None, args: tuple[Any, ...]
@@ -56,9 +63,10 @@ class MeshShape:
                 f"a call over {self} needs one shard for each of its {self.dp} data coordinates, "
                 f"got {len(shards)}; cut the batch for dp={self.dp}"
             )
-        return [(shards[rank // (self.tp * self.sp)], *args) for rank in range(self.size)]
+        return [(shards[rank // self.ranks_a_shard], *args) for rank in range(self.size)]
 
     def answers(self, by_rank: Sequence[Any], *, sharded: bool) -> list[Any]:
-        """The answers of a call: with shards those of the ranks at tp = sp = 0 by coordinate,
-        otherwise all by rank."""
-        return list(by_rank[:: self.tp * self.sp] if sharded else by_rank)
+        """The answers of a call: with shards those of the ranks at tp = sp = 0 of the last stage,
+        by coordinate, otherwise all by rank."""
+        first = self.ranks_a_shard - self.tp * self.sp
+        return list(by_rank[first :: self.ranks_a_shard] if sharded else by_rank)

@@ -69,8 +69,8 @@ class RayRoleGroup(RoleGroup):
         log_folder: Path | None = None,
     ) -> None:
         num_ranks, threads = pool.world_size, pool.threads_per_rank
-        tp, sp = pool.tp_size, pool.sp_size
-        super().__init__(MeshShape.of(num_ranks, tp=tp, sp=sp), name)
+        layout = {"tp": pool.tp_size, "sp": pool.sp_size, "pp": pool.pp_size}
+        super().__init__(MeshShape.of(num_ranks, **layout), name)
         self._calls = ActorCalls(
             lambda rank: f"the worker of rank {rank}", self._failure, call_timeout_s
         )
@@ -97,9 +97,7 @@ class RayRoleGroup(RoleGroup):
         ]
         host, port = self._calls.get(self._ranks[0].listen.remote(), "starting rank 0", 0)
         specs = [
-            DistSpec(
-                rank, num_ranks, host, port, FIRST_DEVICE[device], call_timeout_s, tp=tp, sp=sp
-            )
+            DistSpec(rank, num_ranks, host, port, FIRST_DEVICE[device], call_timeout_s, **layout)
             for rank in range(num_ranks)
         ]
         self.call_ranks("starting the workers", "join", [(spec, threads) for spec in specs])

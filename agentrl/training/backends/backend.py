@@ -192,7 +192,7 @@ class TrainBackend(ABC):
 
     Attributes:
         info: of the model.
-        is_first: whether this is rank 0.
+        is_first: whether this rank tells what is told once: the first of those that answer.
         model: what computes, for a look at it.
     """
 
@@ -205,7 +205,7 @@ class TrainBackend(ABC):
 
     def __init__(self, info: ModelInfo, place: DistSpec) -> None:
         self.info = info
-        self.is_first = place.rank == 0
+        self.is_first = place.is_first_of_data and place.rank < place.tp * place.sp * place.pp
         self._is_first_of_data = place.is_first_of_data
         self._saved: SaveResult | None = None
 

@@ -11,6 +11,7 @@ from agentrl.types.user_code.load import built_in, load_named
 
 BUILT_IN: Mapping[str, str] = {
     "fsdp2": "agentrl.training.backends.fsdp2:Fsdp2Backend",
+    "megatron": "agentrl.training.backends.megatron.backend:MegatronBackend",
     "plain": "agentrl.training.backends.plain:PlainBackend",
 }
 

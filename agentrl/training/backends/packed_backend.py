@@ -29,7 +29,7 @@ from agentrl.training.backends.backend import (
 )
 from agentrl.training.backends.residency import OFFLOADED, Residency
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.checkpoint import CheckpointWriter, load_checkpoint
+from agentrl.training.fsdp.checkpoint import CheckpointWriter, load_checkpoint, training_state
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
@@ -44,6 +44,7 @@ from agentrl.training.models.score_model import ScoreModel, ValueModel, open_sco
 from agentrl.training.models.trunk import wrap_blocks
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
+from agentrl.training.parallel.layout_rules import check_backend_ranks
 from agentrl.training.parallel.process_group import FULL, DistSpec, Sharding
 from agentrl.training.parallel.shards import WeightPart, local
 from agentrl.training.save_result import SaveResult
@@ -78,7 +79,7 @@ class PackedBackend(TrainBackend):
         dtype: torch.dtype,
         sharding: Sharding = FULL,
     ) -> None:
-        super().__init__(_info_of(model), place)
+        super().__init__(info_of(model), place)
         self.model = model
         self.dtype = dtype
         self.sharding = sharding
@@ -95,6 +96,7 @@ class PackedBackend(TrainBackend):
         """See ``TrainBackend.build``."""
         if spec.deterministic:
             _use_deterministic_kernels()
+        check_backend_ranks(cls.name, place.world_size, place.pp)
         named, ep = f"{spec.setting}={spec.model_path!r}", spec.sharding.ep
         check_layout(spec.model_path, named, place.tp, place.sp, ep)
         model = _open(spec, asked, place)
@@ -246,9 +248,8 @@ class PackedBackend(TrainBackend):
     def begin_save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Copies weights, optimizer state and step, and writes them beside what follows; see
         ``CheckpointWriter``."""
-        self._writer.begin(
-            folder, self.model, self.optimizers, step=step, purpose=purpose, source=source
-        )
+        state = training_state(self.model, self.optimizers)
+        self._writer.begin(folder, state, self.model, step=step, purpose=purpose, source=source)
 
     def save_result(self, *, wait: bool) -> SaveResult | None:
         """What became of ``begin_save``; None while it is being written."""
@@ -260,7 +261,7 @@ class PackedBackend(TrainBackend):
 
     def export(self, source: Path, folder: Path) -> None:
         """Writes a Hugging Face folder; see ``export_model``."""
-        export_model(self.model, source, folder, self.dtype)
+        export_model(self.model, self.weights(self.dtype), source, folder)
 
     def holding(self, *needs: Part) -> AbstractContextManager[None]:
         """See ``TrainBackend.holding``."""
@@ -340,7 +341,7 @@ def _inexact(spec: ModelSpec, place: DistSpec) -> str | None:
     return next((cause for cause, holds in causes.items() if holds), None)
 
 
-def _info_of(model: PackedModel) -> ModelInfo:
+def info_of(model: PackedModel) -> ModelInfo:
     """Sizes of a model that is not sharded yet."""
     config: Any = model.config.get_text_config()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.training.backends.packed_backend import PackedBackend
-from agentrl.training.parallel.layout_rules import check_backend_ranks
 from agentrl.training.parallel.process_group import DistSpec
 
 
@@ -29,7 +28,6 @@ class PlainBackend(PackedBackend):
     name: ClassVar[str] = "plain"
 
     def _prepare(self, place: DistSpec) -> None:
-        check_backend_ranks(self.name, place.world_size)
         self.model.attach_adapters()
         self.model.fill(torch.device(place.device))
         self._owners: list[tuple[nn.Module, str, nn.Parameter]] = [

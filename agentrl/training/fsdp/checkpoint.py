@@ -74,8 +74,8 @@ class CheckpointWriter:
     def begin(
         self,
         folder: Path,
+        state: Mapping[str, Tensor],
         model: PackedModel,
-        optimizers: Sequence[torch.optim.Optimizer],
         *,
         step: int,
         purpose: str,
@@ -85,14 +85,14 @@ class CheckpointWriter:
 
         Args:
             folder: made if missing; it may not hold a checkpoint yet. All ranks can write it.
-            model, optimizers: what to write; optimizer state that doesn't exist yet is left out.
+            state: what to write, by key; see ``training_state``.
+            model: whose configuration is written.
             step: optimizer steps taken.
             purpose: whose weights these are, for messages.
             source: the folder that the model was loaded from, whose tokenizer is copied.
 
         Raises:
             StoreError: the folder holds a checkpoint already.
-            TrainingError: weights are gathered.
         """
         if self._thread is not None:
             # Rank 0 has told what became of it.
@@ -104,7 +104,7 @@ class CheckpointWriter:
             # the thread would fall between training's, on each rank elsewhere.
             self._group = dist.new_group(backend="gloo")
         group = self._group
-        state = self._copied(_state(model, optimizers)) | {"step": torch.tensor(step)}
+        copied = self._copied(state) | {"step": torch.tensor(step)}
         start = time.monotonic()
         self._result = None
 
@@ -113,7 +113,7 @@ class CheckpointWriter:
             # Linux keeps a priority for each thread, and takes the thread's own id here.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
             try:
-                _write(folder, state, model, purpose=purpose, source=source, group=group)
+                _write(folder, copied, model, purpose=purpose, source=source, group=group)
             except StoreError as failed:
                 error = failed
             except Exception as failed:  # noqa: BLE001
@@ -318,9 +318,8 @@ def load_checkpoint(
     check_together(folder)
     own = None if model.lora is None else model.lora.record
     check_goes_on(folder, read_record(folder / MODEL_FOLDER), own)
-    reader = FileSystemReader(folder)
-    stored = reader.read_metadata().state_dict_metadata
-    state = _state(model, ()) | {"step": torch.tensor(0)}
+    stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+    state = training_state(model, ()) | {"step": torch.tensor(0)}
     for prefix, parameter, values in _owned(model, optimizers):
         for key in (key for key in stored if key.startswith(prefix)):
             state[key] = values[key.removeprefix(prefix)] = _template(stored[key], parameter)
@@ -331,13 +330,34 @@ def load_checkpoint(
             f"{'missing' if odd in state else 'too much'} "
             "there; resume with the configuration that wrote it"
         )
+    read_state(folder, state)
+    return int(state["step"])
+
+
+def read_state(folder: Path, state: dict[str, Tensor]) -> None:
+    """Reads tensors of a checkpoint by their keys, of a divided one this rank's part; every rank
+    calls it.
+
+    Raises:
+        StoreError: it cannot be read, or a tensor has another shape there.
+    """
     try:
         load(state, checkpoint_id=folder)
     except (ValueError, RuntimeError, CheckpointException) as error:
         raise StoreError(
             f"{folder} could not be loaded; was it written for another model? {error}"
         ) from error
-    return int(state["step"])
+
+
+def stored_keys(folder: Path) -> frozenset[str]:
+    """What a checkpoint holds, whose files are compared with their hashes first; every rank calls
+    it.
+
+    Raises:
+        StoreError: it is corrupt, by every rank whichever found it.
+    """
+    check_together(folder)
+    return frozenset(FileSystemReader(folder).read_metadata().state_dict_metadata)
 
 
 def _owned(
@@ -351,7 +371,15 @@ def _owned(
                 yield f"optimizer.{owner}.{name}/", parameter, optimizer.state[parameter]
 
 
-def _state(model: PackedModel, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+def training_state(
+    model: PackedModel, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, Tensor]:
+    """Parameters, buffers and optimizer state by their keys in a checkpoint; state that does not
+    exist yet is left out.
+
+    Raises:
+        TrainingError: weights are gathered.
+    """
     state: dict[str, Tensor] = {
         f"model.{name}": parameter.detach()
         for name, parameter in sharded_parameters(model).items()

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
+from torch import Tensor
 
 from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.errors import StoreError
 from agentrl.store import write_failure
-from agentrl.training.fsdp.weights import full_weights, persistent_buffers
+from agentrl.training.fsdp.weights import persistent_buffers
 from agentrl.training.models.packed_model import PackedModel
 from agentrl.training.parallel.process_group import agree
 
@@ -31,15 +32,17 @@ _BESIDE_THE_WEIGHTS = (
 )
 
 
-def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dtype) -> None:
+def export_model(
+    model: PackedModel, weights: Iterable[tuple[str, Tensor]], source: Path, folder: Path
+) -> None:
     """Writes weights, configuration and the tokenizer of ``source``; every rank calls it, rank 0
     writes.
 
     Args:
-        model: sharded.
+        model: whose configuration and buffers are written.
+        weights: whole tensors by the folder's names, from a collective.
         source: the folder that the model was loaded from.
         folder: created if missing; files of an earlier export are replaced.
-        dtype: of the weights.
 
     Raises:
         StoreError: the folder cannot be written, or is the source itself.
@@ -52,7 +55,7 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
     first = dist.get_rank() == 0
     state = {}
     # Every rank runs the loop to its end, since each tensor is a collective.
-    for name, tensor in full_weights(model, dtype):
+    for name, tensor in weights:
         if first:
             state[name] = tensor.cpu()
     failed: StoreError | None = None

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 from agentrl.errors import ConfigError
 
 
-def check_ranks(world_size: int, tp: int, sp: int) -> None:
+def check_ranks(world_size: int, tp: int, sp: int, pp: int = 1) -> None:
     """Refuses a layout that does not divide the ranks.
 
     Raises:
         ConfigError: as said.
     """
-    if world_size % (tp * sp):
+    sizes = {"tp_size": tp, "sp_size": sp} | ({"pp_size": pp} if pp > 1 else {})
+    if world_size % math.prod(sizes.values()):
+        product = " * ".join(f"PlacementConfig.{name}" for name in sizes)
         raise ConfigError(
-            "PlacementConfig.tp_size * PlacementConfig.sp_size must divide "
-            f"PlacementConfig.world_size={world_size}, got {tp} * {sp}; change one of them",
-            fields=[f"PlacementConfig.{name}" for name in ("tp_size", "sp_size", "world_size")],
+            f"{product} must divide PlacementConfig.world_size={world_size}, got "
+            f"{' * '.join(map(str, sizes.values()))}; change one of them",
+            fields=[f"PlacementConfig.{name}" for name in (*sizes, "world_size")],
         )
 
 
@@ -39,8 +43,8 @@ def check_expert_ranks(ranks: int, ep: int) -> None:
         )
 
 
-def check_backend_ranks(backend: str, world_size: int) -> None:
-    """Refuses more ranks than a backend runs in.
+def check_backend_ranks(backend: str, world_size: int, pp: int = 1) -> None:
+    """Refuses more ranks than a backend runs in, and stages that it does not have.
 
     Raises:
         ConfigError: as said.
@@ -50,6 +54,13 @@ def check_backend_ranks(backend: str, world_size: int) -> None:
             "TrainConfig.backend='plain' runs in one process, which needs "
             f"PlacementConfig.world_size=1, got {world_size}; set it, or TrainConfig.backend=fsdp2",
             fields=["TrainConfig.backend", "PlacementConfig.world_size"],
+        )
+    if backend in ("fsdp2", "plain") and pp > 1:
+        raise ConfigError(
+            f"PlacementConfig.pp_size={pp} divides the layers into stages, which "
+            f"TrainConfig.backend={backend!r} does not; set PlacementConfig.pp_size=1, or "
+            "TrainConfig.backend=megatron",
+            fields=["PlacementConfig.pp_size", "TrainConfig.backend"],
         )
 
 

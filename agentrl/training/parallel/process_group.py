@@ -1,7 +1,8 @@
 """Process group: joins and leaves the group of one pool's roles, and lays their mesh over it.
 
-``rank = (d · sp + s) · tp + t``: data outermost, and tensor-parallel ranks are neighbours. Of the
-data coordinates ``d = r · size + z``, r is the replica and z the shard under ``hybrid``.
+``rank = ((d · pp + p) · sp + s) · tp + t``: data outermost, then the stages of a pipeline, and
+tensor-parallel ranks are neighbours. Of the data coordinates ``d = r · size + z``, r is the
+replica and z the shard under ``hybrid``.
 
 A weight is sharded over z and s, and over t where it is tensor parallel. To experts all ranks of a
 replica are alike: neighbours among them share the experts of a layer, and what those hold is
@@ -42,6 +43,7 @@ class DistSpec:
         timeout_s: deadline of joining and of every collective, seconds.
         tp: ranks that hold one layer together.
         sp: ranks that hold one packed row together.
+        pp: stages that the layers are divided into.
     """
 
     rank: int = 0
@@ -52,11 +54,12 @@ class DistSpec:
     timeout_s: float = 600.0
     tp: int = 1
     sp: int = 1
+    pp: int = 1
 
     @property
     def dp(self) -> int:
         """Data coordinates: ranks that get different samples."""
-        return self.world_size // (self.tp * self.sp)
+        return self.world_size // (self.tp * self.sp * self.pp)
 
     @property
     def sp_rank(self) -> int:
@@ -65,8 +68,9 @@ class DistSpec:
 
     @property
     def is_first_of_data(self) -> bool:
-        """Whether this rank speaks for its data coordinate (tp = sp = 0)."""
-        return self.rank % (self.tp * self.sp) == 0
+        """Whether this rank speaks for its data coordinate (tp = sp = 0 of the last stage)."""
+        stage = self.tp * self.sp
+        return self.rank % (stage * self.pp) == stage * (self.pp - 1)
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:

@@ -27,6 +27,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "gymnasium": ("gymnasium>=1.0",),
     "math": ("math-verify>=0.9",),
     "mcp": ("anyio>=4", "httpx2>=2.0", "mcp>=2"),
+    "megatron": ("megatron-core==0.16.*",),
     "openenv": ("websockets>=15",),
     "s3": ("s3fs>=2024.6",),
     "tensorboard": ("tensorboard>=2.18",),

@@ -1,0 +1,146 @@
+"""The Megatron backend holds the contract, with plain's numbers; what it lacks is named."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.errors import ConfigError
+from agentrl.training import DistSpec, OptimSpec, check_backend
+from agentrl.training.backends.find import find_backend
+from tests.tiny_models import SLIDING, write_family
+from tests.training.cuda_stand_in import cuda_stand_in
+from tests.training.harness import (
+    PLAIN,
+    VOCAB,
+    make_actor,
+    make_batch,
+    prepared,
+    update,
+    write_model,
+)
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _cuda() -> Iterator[None]:
+    with cuda_stand_in():
+        yield
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_family_holds_the_contract(tmp_path: Path, family: str) -> None:
+    write_family(tmp_path, family, vocab_size=VOCAB, tie_word_embeddings=family == "qwen3")
+    check_backend("megatron", tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_every_gradient_is_that_of_plain(tmp_path: Path, family: str, recompute: bool) -> None:
+    write_family(tmp_path, family, vocab_size=VOCAB)
+    spec: dict[str, Any] = {"optim": PLAIN, "gradient_checkpointing": recompute}
+    plain = make_actor(str(tmp_path), backend="plain", **spec)
+    own = make_actor(str(tmp_path), backend="megatron", **spec)
+    batch = prepared(plain, make_batch(temperature=0.9))
+    found, expected = (dict(update(one, batch, 30).means()) for one in (own, plain))
+    for name in ("policy/loss", "optim/grad_norm", "policy/entropy"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7)
+    backend: Any = own.backend
+    # of AdamW with beta_1 = 0 the first moment is the gradient
+    moments = {
+        name: part.clone()
+        for name, part in backend._values(lambda one: backend.optimizer.moment(one, "exp_avg"))
+    }
+    state = {
+        name.removeprefix("hf."): plain.backend.optimizers[0].state[one]["exp_avg"]  # type: ignore[attr-defined]
+        for name, one in plain.backend.state().items()
+    }
+    assert moments.keys() == state.keys()
+    whole = max(float(one.abs().max()) for one in state.values())
+    for name, gradient in state.items():
+        size = max(float(gradient.abs().max()), 1e-3 * whole)
+        assert float((moments[name] - gradient).abs().max()) < 1e-5 * size, name
+
+
+def test_a_checkpoint_of_fsdp2_goes_on_and_back(model_path: str, tmp_path: Path) -> None:
+    optim = OptimSpec(lr=1e-3)
+    first = make_actor(model_path, optim=optim, backend="fsdp2")
+    batch = prepared(first, make_batch())
+    update(first, batch)
+    first.save(tmp_path / "fsdp2")
+    own = make_actor(model_path, optim=optim, backend="megatron")
+    own.load(tmp_path / "fsdp2")
+    assert own.steps == 1
+    update(first, batch)
+    update(own, batch)
+    own.save(tmp_path / "megatron")
+    back = make_actor(model_path, optim=optim, backend="fsdp2")
+    back.load(tmp_path / "megatron")
+    for one in (first, back):
+        update(one, batch)
+    found, expected = dict(back.weights("float32")), dict(first.weights("float32"))
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"compile": True}, "does not support TrainConfig.compile"),
+        ({"offload": "all"}, "TrainConfig.offload='all'"),
+        ({"gradient_checkpointing": "selective"}, "gradient_checkpointing='selective'"),
+        ({"place": DistSpec(sp=2, world_size=1)}, "PlacementConfig.sp_size=2"),
+        ({"place": DistSpec(pp=3)}, r"pp_size must divide the 2 layers of"),
+        ({"place": DistSpec(tp=4)}, r"tp_size must divide the 2 key heads of"),
+        ({"optim": OptimSpec(name="muon")}, "OptimSpec.name='muon' is not supported"),
+    ],
+)
+def test_what_it_lacks_is_named(model_path: str, settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_actor(model_path, backend="megatron", **settings)
+
+
+def test_another_family_is_named_with_those_that_it_computes(tmp_path: Path) -> None:
+    write_family(tmp_path / "experts", "qwen3_moe", vocab_size=VOCAB)
+    with pytest.raises(ConfigError, match=r"llama, qwen2, qwen3 .* got 'qwen3_moe'"):
+        make_actor(str(tmp_path / "experts"), backend="megatron")
+    write_model(tmp_path / "sliding", **SLIDING)
+    with pytest.raises(ConfigError, match="without sliding windows"):
+        make_actor(str(tmp_path / "sliding"), backend="megatron")
+
+
+def test_an_absent_or_untested_release_is_named(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = "agentrl.training.backends.megatron"
+    for name in [one for one in sys.modules if one.startswith(package)]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    with monkeypatch.context() as hidden:
+        hidden.setattr(importlib.metadata, "version", none)
+        with pytest.raises(
+            ConfigError, match=r"needs megatron-core 0\.16\.\*, which is not installed"
+        ):
+            find_backend("megatron")
+    support = importlib.import_module(f"{package}.support")
+    monkeypatch.setattr(support, "version", lambda _: "0.17.0")
+    with pytest.raises(ConfigError, match=r"needs megatron-core 0\.16\.\*, .* got 0\.17\.0"):
+        make_actor(model_path, backend="megatron")
+
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(support, "version", absent)
+    with pytest.raises(ConfigError, match="not installed; pip install"):
+        make_actor(model_path, backend="megatron")

@@ -16,7 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from agentrl.training.models.trunk import patch_rmsnorm
+from tests.kit.in_float64 import InFloat64
 
 
 def gradients(
@@ -34,8 +34,8 @@ def gradients(
     is_policy = config["task_type"] == "CAUSAL_LM"
     auto = AutoModelForCausalLM if is_policy else AutoModelForSequenceClassification
     model = auto.from_pretrained(base, dtype=dtype, **({} if is_policy else {"num_labels": 1}))
-    # transformers' own rounds to float32
-    patch_rmsnorm(model)
+    # grouped products know no float64
+    model.set_experts_implementation("eager")
     made = get_peft_model(model, LoraConfig(**config))
     generator = torch.Generator().manual_seed(5)
     trained = {name: one for name, one in made.named_parameters() if one.requires_grad}
@@ -45,7 +45,8 @@ def gradients(
     made.save_pretrained(adapter)
     total = torch.zeros((), dtype=torch.float64)
     for ids, mask in zip(samples, masks, strict=True):
-        answer = made(input_ids=torch.tensor([ids])).logits[0]
+        with InFloat64():
+            answer = made(input_ids=torch.tensor([ids])).logits[0]
         if is_policy:
             logprobs = answer[:-1].log_softmax(-1)
             own = logprobs[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]

@@ -28,14 +28,13 @@ MOVING = OptimSpec(lr=1e-2, betas=(0.0, 0.0))
 SIZES: dict[str, dict[str, int]] = {"fsdp": {}, "tp": {"tp": 2}, "sp": {"sp": 2}, "ep": {}}
 LAYOUTS = {"untied": "fsdp tp sp", "one_head": "fsdp tp sp", "mixture": "fsdp tp ep"}
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj", "embed_tokens"]
-"""Of a mixture the other layers are experts in a stack."""
 
 
 def result(model: Path, ranks: Ranks, sharding: Sharding, folder: Path) -> dict[str, Any]:
     """Losses, the last gradients and what is published after three steps; and whether a checkpoint
     goes on."""
     batch = make_batch(kind=SegmentKind.TARGET)
-    more = [] if model.name == "mixture" else ["up_proj", "down_proj"]
+    more = ["gate_up_proj" if model.name == "mixture" else "up_proj", "down_proj"]
     lora = LoraSpec(rank=3, targets=[*ATTENTION, *more])
     sft = make_algorithm("sft")
     spec = ActorSpec(str(model), sft, MOVING, dtype="float64", lora=lora, sharding=sharding)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -34,6 +33,7 @@ from agentrl.training.models.policy_model import PolicyModel
 from agentrl.types import SegmentKind
 from agentrl.weight_sync import publish_in_process
 from tests.engines.tiny import all_logprobs, request, sampled
+from tests.kit.in_float64 import InFloat64
 from tests.tiny_models import write_family
 from tests.training.harness import gradients as step_gradients
 from tests.training.harness import make_actor, make_batch, make_siblings, own_logprobs, update
@@ -42,23 +42,6 @@ from tests.whole_models import CPU, load_policy
 VOCAB = 61
 SIZES = (7, 1, 5)
 TRAINED = ("qwen3_moe", "mixtral")
-
-
-class InFloat64(TorchFunctionMode):
-    """Transformers computes norms and softmaxes in float32, also of a float64 model."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        of_float64 = args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64
-        if of_float64 and func is Tensor.float:
-            return args[0]
-        if of_float64 and func is Tensor.to and args[1:2] == (torch.float32,):
-            return args[0]
-        if of_float64 and kwargs.get("dtype") == torch.float32:
-            kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
 
 
 def tokens() -> Tensor:

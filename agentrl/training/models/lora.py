@@ -4,7 +4,7 @@
 - Adapters are made after tensor parallelism has divided the layers, each divided as its own.
 - Factors are kept in at least float32 and cast for the forward pass, as all parameters are.
 
-Shapes: D inputs, O outputs, R rank, V entries of a vocabulary.
+Shapes: D inputs, O outputs, R rank, V entries of a vocabulary, E experts of a rank, S rows of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import embedding, linear
 
+from agentrl.training.models.mixture import grouped_product
 from agentrl.training.models.peft_folder import AdapterRecord
 from agentrl.training.parallel.collectives import sum_gradient, sum_values
 from agentrl.training.parallel.shards import divided_parameter, local
@@ -69,6 +70,28 @@ class Adapter(nn.Module):
         return output + linear(low, b) * self._lora.record.scale
 
 
+class ExpertAdapter(nn.Module):
+    """The adapters of a stack of experts, one for each: ``scale · B(A(x))``.
+
+    Args:
+        lora: of the model.
+        a: ``[E, R, D]``, of this rank's experts.
+        b: ``[E, O, R]``.
+    """
+
+    def __init__(self, lora: Lora, a: nn.Parameter, b: nn.Parameter) -> None:
+        super().__init__()
+        self.A, self.B = a, b
+        self._lora = lora
+
+    def forward(self, rows: Tensor, ends: Tensor, output: Tensor) -> Tensor:
+        """``[S, O]``: what experts made of ``[S, D]`` rows in their order, with what is added."""
+        if not self._lora.is_on:
+            return output
+        low = grouped_product(rows, local(self.A).mT, ends)
+        return output + grouped_product(low, local(self.B).mT, ends) * self._lora.record.scale
+
+
 class Lora:
     """A model's adapters.
 
@@ -99,10 +122,15 @@ class Lora:
             parameter.requires_grad_(True)
         for name in self.record.layers:
             layer: Any = hf.get_submodule(name)
-            layer.add_module("lora", Adapter(layer, self, *self._new(name, layer.weight)))
+            new = self._new(f"{name}.weight", layer.weight)
+            layer.add_module("lora", Adapter(layer, self, *new))
+        for name in self.record.stacks:
+            place, _, kind = name.rpartition(".")
+            experts: Any = hf.get_submodule(place)
+            experts.lora[kind] = ExpertAdapter(self, *self._new(name, hf.get_parameter(name)))
 
     def _new(self, name: str, weight: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
-        """A and B of a layer, divided as its weight is and where that lies."""
+        """A and B of a weight, divided as it is and where it lies."""
         device = local(weight).device
         a, b = (
             nn.Parameter(torch.empty(shape, dtype=self._dtype, device=device))
@@ -111,8 +139,10 @@ class Lora:
         if isinstance(weight, DTensor):
             (placement,) = weight.placements
             assert isinstance(placement, Shard), "ranks share a layer by a dimension"
+            if name in self.record.stacks:
+                a, b = (divided_parameter(one, weight.device_mesh, 0) for one in (a, b))
             # An embedding's table has a row for each input, a linear layer's for each output.
-            if placement.dim == int(name == self.record.embedding):
+            elif placement.dim == int(self.record.is_transposed(name)):
                 b = divided_parameter(b, weight.device_mesh, 0)
             else:
                 a = divided_parameter(a, weight.device_mesh, 1)
@@ -146,11 +176,13 @@ def merge(
     """
     dtype = torch.promote_types(part.dtype, torch.float32)
     a, b = (factor.to(part.device, dtype) for factor in factors)
-    if weight == f"{record.embedding}.weight":
-        a, b = b.T, a.T
-    rows, columns = (
-        torch.tensor([one for run in runs for one in range(*run)], dtype=torch.int64)
+    *experts, rows, columns = (
+        torch.tensor([one for run in runs for one in range(*run)], device=part.device)
         for runs in ranges
     )
-    added = b[rows.to(b.device)] @ a[:, columns.to(a.device)]
+    if experts:
+        a, b = (factor[experts[0]] for factor in (a, b))
+    if record.is_transposed(weight):
+        a, b = b.mT, a.mT
+    added = b[..., rows, :] @ a[..., columns]
     return part.to(dtype) + added * record.scale

@@ -20,7 +20,8 @@ class LoraSpec(Section):
     """What is added counts ``alpha / rank`` times; by default 32."""
     targets: Words = ()
     """Names of layers, whole or their last parts, such as ``q_proj``; by default all linear layers
-    of the blocks. The embedding has one only where it is named."""
+    of the blocks. The embedding, and stacks of experts such as ``experts.down_proj``, have one only
+    where they are named."""
     path: str | None = None
     """Folder of an adapter in peft's format, from the file's folder on, which training goes on
     from; its rank, alpha and targets are its own."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.engines.weights import weights_digest
+from agentrl.errors import DataError
 from agentrl.training.models.lora import Lora
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.models.names import torch_dtype
@@ -45,12 +46,21 @@ def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head:
     check_unquantised(base, f"{spec.setting}={spec.model_path!r}")
     where = f"{type(own).__name__}.path={own.path!r}"
     layers = _layers(model)
+    stacks = _stacks(model)
     if own.path is None:
         assert own.rank is not None, "a specification without both is none"
-        rank, alpha, chosen = own.rank, own.alpha or _ALPHA, _chosen(own, model, layers)
+        rank, alpha, chosen = own.rank, own.alpha or _ALPHA, _chosen(own, model, layers, stacks)
+        chosen_stacks = [name for name in stacks if is_target(name, own.targets)]
     else:
-        rank, alpha, targets = read_peft_config(Path(own.path), where)
+        rank, alpha, targets, parameters = read_peft_config(Path(own.path), where)
         chosen = [name for name in layers if is_target(name, targets)]
+        chosen_stacks = [name for name in stacks if is_target(name, parameters)]
+        for one in parameters:
+            if not any(is_target(name, [one]) for name in stacks):
+                raise DataError(
+                    f"{where} has an adapter of the parameter {one!r}, which is no stack of "
+                    f"experts of {spec.model_path}; set ActorSpec.model_path to its base"
+                )
     table: Any = model.hf.get_input_embeddings()  # type: ignore[operator]
     head = set(model.head.parameters()) if whole_head else ()
     record = AdapterRecord(
@@ -61,15 +71,18 @@ def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head:
         whole=tuple(name for name, one in model.hf.named_parameters() if one in head),
         base=str(base.resolve()),
         base_digest=weights_digest(base),
+        stacks=tuple(chosen_stacks),
+        transposed=any(one.experts.is_transposed for one in model.mixtures()),
     )
     shapes: dict[str, Sequence[int]] = {}
-    for name, pair in zip(chosen, record.factors().values(), strict=True):
-        size = layers[name].weight.shape
-        if rank > min(size):
+    for name, pair in record.factors().items():
+        size = model.hf.get_parameter(name).shape
+        width = min(size[-2:])
+        if rank > width:
             raise own.broken(
                 "rank",
-                f" must be at most {min(size)}, the width of {name}, got {rank}; lower it, or "
-                "leave the layer out of LoraSpec.targets",
+                f" must be at most {width}, the width of {name.removesuffix('.weight')}, got "
+                f"{rank}; lower it, or leave the layer out of LoraSpec.targets",
             )
         shapes |= zip(pair, record.shapes(name, size), strict=True)
     # ``weights_digest`` has refused a folder without safetensors.
@@ -84,7 +97,7 @@ def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head:
 
 def _layers(model: PackedModel) -> dict[str, Any]:
     """What may have an adapter, by name: linear layers but for the head, and an embedding that
-    shares its weight with none. Stacks of experts are no such layers."""
+    shares its weight with none."""
     hf: Any = model.hf
     table = hf.get_input_embeddings()
     return {
@@ -99,8 +112,22 @@ def _layers(model: PackedModel) -> dict[str, Any]:
     }
 
 
-def _chosen(spec: LoraSpec, model: PackedModel, layers: Mapping[str, nn.Module]) -> list[str]:
-    """The names that ``targets`` chooses, in the model's order.
+def _stacks(model: PackedModel) -> list[str]:
+    """The names of stacked experts' matrices; of a family whose mixtures transformers computes
+    there are none."""
+    names = {module: name for name, module in model.hf.named_modules()}
+    return [
+        f"{names[mixture.experts]}.{kind}"
+        for mixture in model.mixtures()
+        for kind, stack in mixture.experts.named_parameters()
+        if stack.ndim == 3
+    ]
+
+
+def _chosen(
+    spec: LoraSpec, model: PackedModel, layers: Mapping[str, nn.Module], stacks: Sequence[str]
+) -> list[str]:
+    """The names of layers that ``targets`` chooses, in the model's order.
 
     Raises:
         ConfigError: a target is no layer's name.
@@ -109,13 +136,13 @@ def _chosen(spec: LoraSpec, model: PackedModel, layers: Mapping[str, nn.Module])
         within = {module for block in model.blocks() for module in block.modules()}
         return [name for name, layer in layers.items() if layer in within]
     for target in spec.targets:
-        if not any(is_target(name, [target]) for name in layers):
-            known = dict.fromkeys(name.rpartition(".")[2] for name in layers)
+        if not any(is_target(name, [target]) for name in (*layers, *stacks)):
+            known = dict.fromkeys(name.rpartition(".")[2] for name in (*layers, *stacks))
             raise spec.broken(
                 "targets",
                 f" must name layers that can have an adapter, got {target!r}; they are "
-                f"{', '.join(known)} (not experts in a stack, the output layer, or an embedding "
-                "that shares its weight)",
+                f"{', '.join(known)} (not the output layer, or an embedding that shares its "
+                "weight)",
             )
     return [name for name in layers if is_target(name, spec.targets)]
 
@@ -127,10 +154,10 @@ def _new_factors(
     changes."""
     generator = torch.Generator().manual_seed(seed)
     found = {name: torch.zeros(*shape) for name, shape in shapes.items()}
-    for name, (a, b) in zip(record.layers, record.factors().values(), strict=True):
-        if name == record.embedding:
+    for weight, (a, b) in record.factors().items():
+        if weight == f"{record.embedding}.weight":
             found[b].normal_(generator=generator)
         else:
-            bound = found[a].shape[1] ** -0.5
+            bound = found[a].shape[-1] ** -0.5
             found[a].uniform_(-bound, bound, generator=generator)
     return found

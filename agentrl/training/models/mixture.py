@@ -133,11 +133,13 @@ class StackedExperts(nn.Module):
             # The activation is the module's method, which would keep what is divided here.
             delattr(whole, name)
         family: Any = whole
-        self._apply_gate, self._is_transposed = family._apply_gate, family.is_transposed
+        self._apply_gate, self.is_transposed = family._apply_gate, bool(family.is_transposed)
+        # adapters of some of them, by the parameter's name
+        self.lora = nn.ModuleDict()
 
     def divide(self, mesh: DeviceMesh) -> None:
         """Keeps this rank's experts."""
-        for name, parameter in list(self.named_parameters()):
+        for name, parameter in list(self.named_parameters(recurse=False)):
             self._parameters[name] = divided_parameter(parameter, mesh, 0)
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
@@ -152,8 +154,10 @@ class StackedExperts(nn.Module):
 
     def _product(self, rows: Tensor, name: str, ends: Tensor) -> Tensor:
         stack = local(getattr(self, name))
-        matrices = stack if self._is_transposed else stack.transpose(-2, -1)
+        matrices = stack if self.is_transposed else stack.transpose(-2, -1)
         found = grouped_product(rows, matrices, ends)
+        if name in self.lora:
+            found = self.lora[name](rows, ends, found)
         bias: Tensor | None = getattr(self, f"{name}_bias", None)
         if bias is None:
             return found

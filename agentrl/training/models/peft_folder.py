@@ -3,13 +3,14 @@
 ``adapter_config.json`` says which layers have an adapter, ``adapter_model.safetensors`` holds the
 factors. Beside them, in the file's header, stands the digest of the base that they were trained on.
 
-Shapes: D inputs, O outputs, R rank.
+Shapes: D inputs, O outputs, R rank, E experts of a stack.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ _EMPTY: tuple[object, ...] = (None, False, "none", "", 0, 0.0, [], {})
 _READ = frozenset(
     {"r", "lora_alpha", "target_modules", "auto_mapping", "base_model_name_or_path", "task_type"}
     | {"inference_mode", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size"}
-    | {"revision"}
+    | {"revision", "target_parameters"}
 )
 _ACCEPTED: Mapping[str, Sequence[object]] = {
     "peft_type": ["LORA"],
@@ -58,6 +59,9 @@ class AdapterRecord:
         whole: names of parameters that are trained whole, such as a critic's new head.
         base: the folder of the frozen model.
         base_digest: of its weights; see ``weights_digest``.
+        stacks: names of parameters that stack the matrices of experts, each of which has factors of
+            its own.
+        transposed: whether those matrices are ``[D, O]``.
     """
 
     rank: int
@@ -67,6 +71,8 @@ class AdapterRecord:
     whole: tuple[str, ...]
     base: str
     base_digest: str
+    stacks: tuple[str, ...] = ()
+    transposed: bool = False
 
     @property
     def scale(self) -> float:
@@ -74,14 +80,25 @@ class AdapterRecord:
         return self.alpha / self.rank
 
     def factors(self) -> dict[str, tuple[str, str]]:
-        """The names of A and B of each layer, by that of the weight that their product is added
-        to."""
-        return {f"{name}.weight": (f"{name}.lora.A", f"{name}.lora.B") for name in self.layers}
+        """The names of A and B of each layer and stack, by that of the weight that their product is
+        added to."""
+        places = {f"{name}.weight": f"{name}.lora" for name in self.layers}
+        for name in self.stacks:
+            experts, _, kind = name.rpartition(".")
+            places[name] = f"{experts}.lora.{kind}"
+        return {weight: (f"{place}.A", f"{place}.B") for weight, place in places.items()}
 
-    def shapes(self, layer: str, weight: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of the whole A and B of a layer whose weight has that shape."""
-        outputs, inputs = reversed(weight) if layer == self.embedding else weight
-        return (self.rank, inputs), (outputs, self.rank)
+    def is_transposed(self, weight: str) -> bool:
+        """Whether a weight is ``[D, O]``."""
+        return self.transposed if weight in self.stacks else weight == f"{self.embedding}.weight"
+
+    def shapes(self, weight: str, size: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the whole A and B of a weight of that size: ``[R, D]`` and ``[O, R]``, of a stack
+        ``[E, R, D]`` and ``[E, O, R]``."""
+        *experts, outputs, inputs = size
+        if self.is_transposed(weight):
+            outputs, inputs = inputs, outputs
+        return (*experts, self.rank, inputs), (*experts, outputs, self.rank)
 
     def trained(self) -> tuple[str, ...]:
         """The names of all that is trained."""
@@ -138,7 +155,7 @@ def check_goes_on(
             "(with --merge where it is an adapter)"
         )
     # The base may lie elsewhere by now.
-    for name in ("rank", "alpha", "layers", "whole", "base_digest"):
+    for name in ("rank", "alpha", "layers", "stacks", "whole", "base_digest"):
         one, other = getattr(written, name), getattr(own, name)
         if one != other:
             raise StoreError(
@@ -175,7 +192,9 @@ def write_peft(
     Returns:
         Their bytes, and the values of peft's configuration.
     """
-    made = {own: tensors[name].contiguous() for name, own in peft_names(record).items()}
+    made = {
+        own: as_peft(tensors[name], name).contiguous() for name, own in peft_names(record).items()
+    }
     save_file(made, folder / WEIGHTS, metadata={"format": "pt", _DIGEST: record.base_digest})
     heads = sorted({name.rpartition(".")[0] for name in record.whole})
     values: dict[str, object] = {
@@ -184,7 +203,8 @@ def write_peft(
         "base_model_name_or_path": record.base,
         "r": record.rank,
         "lora_alpha": record.alpha,
-        "target_modules": list(record.layers),
+        "target_modules": list(record.layers) or None,
+        "target_parameters": list(record.stacks) or None,
         "modules_to_save": heads or None,
     }
     return sum(tensor.nbytes for tensor in made.values()), values
@@ -197,7 +217,31 @@ def peft_names(record: AdapterRecord) -> dict[str, str]:
         for side in "AB":
             own = f"lora_embedding_{side}" if layer == record.embedding else f"lora_{side}.weight"
             found[f"{layer}.lora.{side}"] = f"{_PREFIX}{layer}.{own}"
+    # Each parameter of a module has a wrapper of its own, around that of the one before.
+    depths: Counter[str] = Counter()
+    for name, factors in reversed(record.factors().items()):
+        if name in record.stacks:
+            experts = name.rpartition(".")[0]
+            wrapped = ".base_layer" * depths[experts]
+            depths[experts] += 1
+            for side, factor in zip("AB", factors, strict=True):
+                found[factor] = f"{_PREFIX}{experts}{wrapped}.lora_{side}.weight"
     return found
+
+
+def as_peft(tensor: Tensor, name: str) -> Tensor:
+    """A trained tensor in peft's form: of a stack's factors ``[E · R, D]`` and ``[O, R · E]``."""
+    if tensor.ndim < 3:
+        return tensor
+    return tensor.flatten(0, 1) if name.endswith(".A") else tensor.permute(1, 2, 0).flatten(1)
+
+
+def _from_peft(tensor: Tensor, name: str, shape: Sequence[int]) -> Tensor:
+    """What ``as_peft`` was given, of that shape."""
+    if len(shape) < 3 or name.endswith(".A"):
+        return tensor.reshape(*shape)
+    experts, outputs, rank = shape
+    return tensor.reshape(outputs, rank, experts).permute(2, 0, 1)
 
 
 Targets: TypeAlias = re.Pattern[str] | Collection[str]
@@ -211,8 +255,8 @@ def is_target(name: str, targets: Targets) -> bool:
     return any(f".{name}".endswith(f".{one}") for one in targets)
 
 
-def read_peft_config(folder: Path, named: str) -> tuple[int, float, Targets]:
-    """The rank, alpha and targets of an adapter.
+def read_peft_config(folder: Path, named: str) -> tuple[int, float, Targets, tuple[str, ...]]:
+    """The rank, alpha, targets and targeted parameters of an adapter.
 
     Args:
         folder: of peft's format.
@@ -226,7 +270,8 @@ def read_peft_config(folder: Path, named: str) -> tuple[int, float, Targets]:
         targets = values["target_modules"] or ()
         if isinstance(targets, str):
             targets = re.compile(targets)
-        found = int(values["r"]), float(values["lora_alpha"]), targets
+        stacks = tuple(values.get("target_parameters") or ())
+        found = int(values["r"]), float(values["lora_alpha"]), targets, stacks
     except (OSError, ValueError, KeyError, TypeError, re.error) as error:
         raise DataError(
             f"{named} must be a folder that peft wrote, and its {CONFIG} cannot be read: {error!r}"
@@ -279,9 +324,10 @@ def read_peft(
         what = "lacks" if key in wanted else "holds, for no layer that can have an adapter here,"
         raise DataError(f"{named} {what} {key!r}; save the adapter again, or {remedy}")
     for key, name in wanted.items():
-        if stored[key].shape != torch.Size(shapes[name]):
+        expected = as_peft(torch.empty(*shapes[name], device="meta"), name).shape
+        if stored[key].shape != expected:
             raise DataError(
                 f"{named} is of another base: {key} has shape {list(stored[key].shape)}, and the "
-                f"layer of {record.base} takes {list(shapes[name])}; {remedy}"
+                f"layer of {record.base} takes {list(expected)}; {remedy}"
             )
-    return {name: stored[key] for key, name in wanted.items()}
+    return {name: _from_peft(stored[key], name, shapes[name]) for key, name in wanted.items()}

@@ -106,6 +106,7 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
             )
         yield from _sampling_faults(stage)
         yield from _lora_faults(stage)
+        yield from _megatron_faults(stage)
     yield from _reward_faults(stage)
     yield from _eval_faults(stage)
     yield from _keep_best_faults(stage)
@@ -127,6 +128,31 @@ def _lora_faults(stage: StageConfig) -> Iterator[Fault]:
                 f"{key}.name",
                 "model.lora" if key == "optim" else "critic.lora",
             )
+
+
+def _megatron_faults(stage: StageConfig) -> Iterator[Fault]:
+    """Settings that ``train.backend: megatron`` does not heed. What the model's folder tells, such
+    as its family, its role refuses."""
+    train, learner = stage.train, stage.learner
+    if train.backend != "megatron" or _is_skipped(stage):
+        return
+    unheeded = {
+        "model.lora": stage.model.lora.given,
+        "optim.name": stage.optim.name != "adamw",
+        "train.compile": train.compile,
+        "train.offload": train.offload != "none",
+        "train.gradient_checkpointing": train.gradient_checkpointing == "selective",
+        "train.ep_size": train.ep_size > 1,
+        # their models are a critic and a reward model
+        "algorithm.name": learner.needs.critic or learner.learns_from == "preferences",
+    }
+    for key in (key for key, given in unheeded.items() if given):
+        yield fault(
+            f"{key} as it is set does not go with train.backend='megatron' (docs/megatron.md); "
+            "leave it out, or set train.backend=fsdp2",
+            key,
+            "train.backend",
+        )
 
 
 def _is_skipped(stage: StageConfig) -> bool:

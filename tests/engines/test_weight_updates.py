@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.errors import EngineError
 from tests.engines.tiny import ROUNDING, make_model, publish, random_ids, request, sampled
+from tests.kit.waiting import until_async
 
 
 async def started(engine) -> None:
@@ -88,14 +90,22 @@ async def test_each_token_of_an_interrupted_request_is_of_the_one_version_record
 
 async def test_a_drain_lets_what_runs_end_and_holds_back_the_rest(tiny, start) -> None:
     engine = start(tiny, max_running=1)
+    # The engine's thread takes all of this at once: however slow this one is, the first request has
+    # begun and not ended when the pause comes.
+    thread, held, gate = engine._thread, threading.Event(), threading.Event()
+    thread.post(lambda: held.set() or gate.wait())
+    await until_async(held.is_set)
     first = asyncio.create_task(
         engine.generate(request(random_ids(0, 5), name="first", max_new_tokens=60))
     )
-    await started(engine)
+    await until_async(lambda: thread._inbox.qsize() == 1)
+    thread.post(engine._core.step)
     second = asyncio.create_task(engine.generate(request(random_ids(1, 5), name="second")))
-    await asyncio.sleep(0)
-
-    await asyncio.to_thread(engine.pause, "drain")
+    await until_async(lambda: thread._inbox.qsize() == 3)
+    pausing = asyncio.create_task(asyncio.to_thread(engine.pause, "drain"))
+    await until_async(lambda: thread._inbox.qsize() == 4)
+    gate.set()
+    await pausing
 
     assert engine.health().state == "paused"
     assert (await first).finish_reason == "length"

@@ -14,6 +14,7 @@ from agentrl.engines import ServedDtype
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.types import Completion, GenerateRequest, SamplingParams, concat_ids, frozen_ints
 from tests.engines.sglang.digests import ON_GPU, require_sent
+from tests.kit.waiting import until_async
 
 CONTEXT = 512
 
@@ -114,9 +115,9 @@ def publish(engine: SGLangEngine, reference: HuggingFace, version: int) -> None:
 async def in_flight(
     engine: SGLangEngine, *requests: GenerateRequest
 ) -> list[asyncio.Task[Completion]]:
-    """Requests that the servers have begun."""
+    """Requests that the servers have begun; of many the first may have ended meanwhile."""
     tasks = [asyncio.create_task(engine.generate(one)) for one in requests]
-    async with asyncio.timeout(60):
-        while engine.health().running < len(requests):
-            await asyncio.sleep(0.01)
+    await until_async(
+        lambda: engine.health().running + sum(one.done() for one in tasks) >= len(requests)
+    )
     return tasks

@@ -27,6 +27,14 @@ from tests.training.harness import (
     write_model,
 )
 
+pytestmark = [
+    # Megatron warns of its own calls, and of packages that it does without here.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Apex is not installed"),
+    pytest.mark.filterwarnings("ignore:full scope is deprecated"),
+]
+
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
 

@@ -15,7 +15,8 @@ from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupRequest, make_batch
 from agentrl.types import Trajectory, TrajectoryGroup, concat_ids
 from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes, local_cluster, roles
-from tests.kit.waiting import gather, until
+from tests.kit.held_engine import HeldEngine
+from tests.kit.waiting import gather
 from tests.rollouts.bytewise import END
 
 DEADLINE_S = 60.0
@@ -41,10 +42,9 @@ def play(group: Cluster) -> Play:
     """A group with a publish of version 1 while its tokens are sampled."""
 
     def run(mode: PauseMode) -> list[Trajectory]:
-        host = group.group.rollouts
+        held = HeldEngine(group.group.rollouts.engine, SIBLINGS // 2)
         group.pool.submit([GroupRequest(0, TASKS[0], SIBLINGS)])
-        until(lambda: host.engine.health().running >= SIBLINGS // 2)
-        group.publish(1, mode)
+        held.during(group.publish, 1, mode)
         outcomes = gather(group.pool.collect)
         return list(outcomes[0].group.trajectories)
 

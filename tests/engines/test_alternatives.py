@@ -25,6 +25,7 @@ from tests.engines.tiny import (
     request,
     sampled,
 )
+from tests.kit.held_engine import HeldEngine
 
 HALF = 2**-11
 """How far a number in half precision lies from its own, as a share of it."""
@@ -106,15 +107,15 @@ async def test_they_stay_with_their_tokens_through_updates_and_an_abort(mode, ti
     models = [tiny, *(make_model(seed=seed) for seed in range(1, 4))]
     engine = start(tiny, context_tokens=256, max_running=3)
     prompts = [random_ids(n, 6 + n) for n in range(5)]
+    held = HeldEngine(engine, running=3)
     tasks = [
         asyncio.create_task(
             engine.generate(asking(prompt, 2 + n % 4, name=str(n), seed=n, max_new_tokens=120))
         )
         for n, prompt in enumerate(prompts)
     ]
-    while engine.health().running < 3:
-        await asyncio.sleep(0.001)
-    for version, model in enumerate(models[1:], start=1):
+    await asyncio.to_thread(held.during, publish, engine, 1, models[1].tensors, mode)
+    for version, model in enumerate(models[2:], start=2):
         await asyncio.to_thread(publish, engine, version, model.tensors, mode)
     await engine.abort(["4"])
     completions = await asyncio.gather(*tasks)

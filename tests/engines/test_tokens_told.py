@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from tests.engines.tiny import random_ids, request, sampled
+from tests.kit.held_engine import HeldEngine
 
 
 class Heard:
@@ -54,10 +55,10 @@ async def test_a_listener_changes_nothing_for_its_neighbours(tiny, start) -> Non
 async def test_a_completion_that_was_interrupted_is_told_no_token_twice(tiny, start) -> None:
     heard, engine = Heard(), start(tiny)
     wanted = replace(request(random_ids(1, 6), seed=3, max_new_tokens=100), on_tokens=heard)
+    held = HeldEngine(engine)
     making = asyncio.create_task(engine.generate(wanted))
-    while len(heard.ids) < 3:
-        await asyncio.sleep(0.001)
-    engine.pause("retract")
+    await asyncio.to_thread(held.during, engine.pause, "retract")
+    assert 0 < len(heard.ids) < 99
     engine.resume()
     assert heard.ids == sampled(await making)[0][:-1].tolist()
 

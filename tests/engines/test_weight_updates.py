@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 
 import numpy as np
@@ -13,12 +12,7 @@ import torch
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.errors import EngineError
 from tests.engines.tiny import ROUNDING, make_model, publish, random_ids, request, sampled
-from tests.kit.waiting import until_async
-
-
-async def started(engine) -> None:
-    while engine.health().running == 0:  # ends as soon as the engine's thread took the request
-        await asyncio.sleep(0)
+from tests.kit.held_engine import HeldEngine
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
@@ -66,9 +60,10 @@ async def test_each_token_of_an_interrupted_request_is_of_the_one_version_record
     models = [tiny, *(make_model(seed=seed) for seed in range(1, 5))]
     engine, prompt = start(tiny, context_tokens=256, max_running=2), random_ids(0, 12)
     asked = [request(prompt, name=str(n), seed=n, max_new_tokens=240) for n in range(10)]
+    held = HeldEngine(engine)
     tasks = [asyncio.create_task(engine.generate(one)) for one in asked]
-    await started(engine)
-    for version, model in enumerate(models[1:], start=1):
+    await asyncio.to_thread(held.during, publish, engine, 1, models[1].tensors, mode)
+    for version, model in enumerate(models[2:], start=2):
         await asyncio.to_thread(publish, engine, version, model.tensors, mode)
     completions = await asyncio.gather(*tasks)
 
@@ -90,22 +85,13 @@ async def test_each_token_of_an_interrupted_request_is_of_the_one_version_record
 
 async def test_a_drain_lets_what_runs_end_and_holds_back_the_rest(tiny, start) -> None:
     engine = start(tiny, max_running=1)
-    # The engine's thread takes all of this at once: however slow this one is, the first request has
-    # begun and not ended when the pause comes.
-    thread, held, gate = engine._thread, threading.Event(), threading.Event()
-    thread.post(lambda: held.set() or gate.wait())
-    await until_async(held.is_set)
+    held = HeldEngine(engine)
     first = asyncio.create_task(
         engine.generate(request(random_ids(0, 5), name="first", max_new_tokens=60))
     )
-    await until_async(lambda: thread._inbox.qsize() == 1)
-    thread.post(engine._core.step)
     second = asyncio.create_task(engine.generate(request(random_ids(1, 5), name="second")))
-    await until_async(lambda: thread._inbox.qsize() == 3)
-    pausing = asyncio.create_task(asyncio.to_thread(engine.pause, "drain"))
-    await until_async(lambda: thread._inbox.qsize() == 4)
-    gate.set()
-    await pausing
+
+    await asyncio.to_thread(held.during, engine.pause, "drain")
 
     assert engine.health().state == "paused"
     assert (await first).finish_reason == "length"
@@ -204,9 +190,9 @@ async def test_sleep_frees_the_kv_and_wake_recomputes_it(tiny, start) -> None:
 
 async def test_sleep_is_refused_while_requests_are_interrupted_in_place(tiny, start) -> None:
     engine = start(tiny)
+    held = HeldEngine(engine)
     task = asyncio.create_task(engine.generate(request(random_ids(0, 5), max_new_tokens=100)))
-    await started(engine)
-    engine.pause("in_place")
+    await asyncio.to_thread(held.during, engine.pause, "in_place")
     with pytest.raises(EngineError, match="retract"):
         engine.sleep(["kv_cache"])
     engine.resume()

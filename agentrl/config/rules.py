@@ -12,6 +12,7 @@ from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.rollouts.samplers.catalog import users_function
+from agentrl.training.parallel.layout_rules import check_megatron
 from agentrl.types.section import Fault, Section
 
 
@@ -131,26 +132,31 @@ def _lora_faults(stage: StageConfig) -> Iterator[Fault]:
 
 
 def _megatron_faults(stage: StageConfig) -> Iterator[Fault]:
-    """Settings that ``train.backend: megatron`` does not heed. What the model's folder tells, such
-    as its family, its role refuses."""
+    """What does not go with ``train.backend: megatron``. What the model's folder tells, such as its
+    family, its role refuses."""
     train, learner = stage.train, stage.learner
     if train.backend != "megatron" or _is_skipped(stage):
         return
-    unheeded = {
-        "model.lora": stage.model.lora.given,
-        "optim.name": stage.optim.name != "adamw",
-        "train.compile": train.compile,
-        "train.offload": train.offload != "none",
-        "train.gradient_checkpointing": train.gradient_checkpointing == "selective",
-        "train.ep_size": train.ep_size > 1,
-        # their models are a critic and a reward model
-        "algorithm.name": learner.needs.critic or learner.learns_from == "preferences",
-    }
-    for key in (key for key, given in unheeded.items() if given):
+    named = ("compile", "ep_size", "gradient_checkpointing", "gradient_sync", "offload", "shard")
+    settings = {f"TrainConfig.{name}": getattr(train, name) for name in named}
+    yield from broken_by(
+        check_megatron,
+        settings
+        | {
+            "LoraSpec.rank": stage.model.lora.rank,
+            "LoraSpec.path": stage.model.lora.path,
+            "ModelConfig.dtype": stage.model.dtype,
+            "OptimSpec.name": stage.optim.name,
+            "RunSettings.deterministic": stage.run.deterministic,
+            "TrainConfig.router_aux_loss": train.router_aux_loss,
+        },
+    )
+    if learner.needs.critic or learner.learns_from == "preferences":
         yield fault(
-            f"{key} as it is set does not go with train.backend='megatron' (docs/megatron.md); "
-            "leave it out, or set train.backend=fsdp2",
-            key,
+            f"train.backend='megatron' trains policies alone, and "
+            f"algorithm.name={stage.algorithm.name!r} needs a critic or a reward model; set "
+            "train.backend=fsdp2, or choose another algorithm",
+            "algorithm.name",
             "train.backend",
         )
 

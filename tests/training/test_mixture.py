@@ -20,6 +20,8 @@ from agentrl.metrics.names import describe
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models import mixture, policy_model, trunk
 from agentrl.training.models.expert_loads import ExpertLoads
+from agentrl.training.models.folder_weights import shard_ranges
+from agentrl.training.models.lora import Lora, merge
 from agentrl.training.models.mixture import (
     Balance,
     Mixture,
@@ -29,6 +31,7 @@ from agentrl.training.models.mixture import (
     use_mixtures,
 )
 from agentrl.training.models.packed_model import ModelSpec
+from agentrl.training.models.peft_folder import AdapterRecord
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.types import SegmentKind
 from agentrl.weight_sync import publish_in_process
@@ -133,6 +136,42 @@ def test_a_mixture_is_its_familys(family: str, settings: dict[str, Any]) -> None
         *[made if isinstance(made, tuple) else (made,) for made in (found, expected)], strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss"])
+def test_adapters_of_experts_add_what_is_merged(family: str) -> None:
+    model = family_mixture(family)
+    routing = use_mixtures(model)
+    assert routing is not None
+    own = model.model.layers[0].mlp
+    stacks = tuple(f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
+    record = AdapterRecord(
+        3, 6.0, (), None, (), "base", "digest", stacks, own.experts.is_transposed
+    )
+    lora = Lora(record, torch.float64)
+    lora.attach(model)
+    rows = torch.randn(1, 11, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def computed() -> Tensor:
+        routing.begin()
+        found = own(rows)
+        return found[0] if isinstance(found, tuple) else found
+
+    with torch.no_grad():
+        for pair in record.factors().values():
+            for name in pair:
+                model.get_parameter(name).normal_()
+        with lora.off():
+            base = computed()
+        found = computed()
+        for name, pair in record.factors().items():
+            stack = model.get_parameter(name)
+            factors = [model.get_parameter(one) for one in pair]
+            stack.copy_(merge(record, name, stack, factors, shard_ranges(stack)))
+        with lora.off():
+            merged = computed()
+    torch.testing.assert_close(found, merged, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(found, base)
 
 
 def test_a_family_that_computes_otherwise_is_refused_by_name(

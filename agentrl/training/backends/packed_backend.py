@@ -241,9 +241,7 @@ class PackedBackend(TrainBackend):
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes weights, optimizer state and step."""
         self.begin_save(folder, step=step, purpose=purpose, source=source)
-        result = self.save_result(wait=True)
-        if result is not None and result.error is not None:
-            raise result.error
+        self._writer.wait()
 
     def begin_save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Copies weights, optimizer state and step, and writes them beside what follows; see

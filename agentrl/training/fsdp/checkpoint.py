@@ -136,6 +136,16 @@ class CheckpointWriter:
             self._thread.join()
         return self._result
 
+    def wait(self) -> None:
+        """Waits for what ``begin`` took last.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+        result = self.result(wait=True)
+        if result is not None and result.error is not None:
+            raise result.error
+
     @torch.no_grad()
     def _copied(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from agentrl.errors import ConfigError
+
+_MEGATRON: Mapping[str, tuple[object, ...]] = {
+    "LoraSpec.rank": (None,),
+    "LoraSpec.path": (None,),
+    "ModelConfig.dtype": (None, "bfloat16", "float32"),
+    "OptimSpec.name": ("adamw",),
+    "PlacementConfig.sp_size": (1,),
+    "RunSettings.deterministic": (False,),
+    "TrainConfig.compile": (False,),
+    "TrainConfig.ep_size": (1,),
+    "TrainConfig.gradient_checkpointing": (False, True),
+    "TrainConfig.gradient_sync": ("micro_batch",),
+    "TrainConfig.offload": ("none",),
+    "TrainConfig.router_aux_loss": (0.0,),
+    "TrainConfig.shard": ("full",),
+}
+"""The values that the Megatron backend heeds of settings that others have more of."""
 
 
 def check_ranks(world_size: int, tp: int, sp: int, pp: int = 1) -> None:
@@ -61,6 +79,25 @@ def check_backend_ranks(backend: str, world_size: int, pp: int = 1) -> None:
             f"TrainConfig.backend={backend!r} does not; set PlacementConfig.pp_size=1, or "
             "TrainConfig.backend=megatron",
             fields=["PlacementConfig.pp_size", "TrainConfig.backend"],
+        )
+
+
+def check_megatron(settings: Mapping[str, object]) -> None:
+    """Refuses what the Megatron backend does not heed, all at once.
+
+    Args:
+        settings: values by name; of those that it looks at, any.
+
+    Raises:
+        ConfigError: as said.
+    """
+    odd = {name: value for name, value in settings.items() if value not in _MEGATRON[name]}
+    if odd:
+        told = ", ".join(f"{name}={value!r}" for name, value in odd.items())
+        raise ConfigError(
+            f"TrainConfig.backend='megatron' does not heed {told}; leave that out, or set "
+            "TrainConfig.backend=fsdp2",
+            fields=[*odd, "TrainConfig.backend"],
         )
 
 

@@ -24,7 +24,6 @@ from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import (
     Loss,
     MicroBatches,
@@ -40,7 +39,6 @@ from agentrl.training.backends.megatron.support import (
     check_asked,
     check_device,
     check_model,
-    check_release,
     unreadable_optimizer,
 )
 from agentrl.training.backends.packed_backend import info_of
@@ -52,6 +50,7 @@ from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel, open_policy
 from agentrl.training.optim.optim_spec import OptimSpec
+from agentrl.training.parallel.layout_rules import check_megatron
 from agentrl.training.parallel.process_group import FULL, DistSpec, rank_mesh
 from agentrl.training.parallel.shards import WeightPart, divided_as, local, offset
 from agentrl.training.save_result import SaveResult
@@ -120,7 +119,6 @@ class MegatronBackend(TrainBackend):
     @classmethod
     def build(cls, spec: ModelSpec, asked: RoleModel, place: DistSpec) -> MegatronBackend:
         """See ``TrainBackend.build``."""
-        check_release()
         check_asked(spec, asked, place)
         check_model(spec, place)
         check_device()
@@ -177,12 +175,7 @@ class MegatronBackend(TrainBackend):
         Raises:
             ConfigError: the optimizer is not AdamW.
         """
-        if spec.name != "adamw":
-            raise ConfigError(
-                f"OptimSpec.name={spec.name!r} is not supported by "
-                "TrainConfig.backend='megatron', whose optimizer is adamw; set it, or "
-                "TrainConfig.backend=fsdp2"
-            )
+        check_megatron({"OptimSpec.name": spec.name})
         assert isinstance(self._chunk, DistributedDataParallel), "the role trains"
         self.optimizer = ShardedAdamW(self._chunk, spec)
         # What the forward rounds, the optimizer keeps as the folder has it.
@@ -196,8 +189,8 @@ class MegatronBackend(TrainBackend):
         taken = math.isfinite(norm)
         result = OptimizerStep(norm, None if taken else self._not_finite(), len(self._forms))
         if taken:
-            is_clipped = clip_grad_norm is not None and norm > clip_grad_norm
-            self.optimizer.move(factor, clip_grad_norm / norm if is_clipped else 1.0)  # type: ignore[operator]
+            most = norm if clip_grad_norm is None else clip_grad_norm
+            self.optimizer.move(factor, most / norm if norm > most else 1.0)
         self.optimizer.forget()
         return result
 
@@ -284,9 +277,7 @@ class MegatronBackend(TrainBackend):
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes weights, optimizer state and step."""
         self.begin_save(folder, step=step, purpose=purpose, source=source)
-        result = self.save_result(wait=True)
-        if result is not None and result.error is not None:
-            raise result.error
+        self._writer.wait()
 
     def begin_save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Copies weights, optimizer state and step under the folder's names, and writes them beside

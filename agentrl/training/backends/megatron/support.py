@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from agentrl.engines.weights import read_config
 from agentrl.errors import ConfigError, StoreError
 from agentrl.training.backends.backend import RoleModel
 from agentrl.training.models.packed_model import ModelSpec
-from agentrl.training.parallel.process_group import FULL, DistSpec
+from agentrl.training.parallel.layout_rules import check_megatron
+from agentrl.training.parallel.process_group import DistSpec
 from agentrl.types.user_code.load import install
 
 _TESTED = "0.16"
@@ -55,30 +55,30 @@ def check_device() -> None:
 
 
 def check_asked(spec: ModelSpec, asked: RoleModel, place: DistSpec) -> None:
-    """Refuses settings that this backend does not heed, all at once.
+    """Refuses what this backend does not heed.
 
     Raises:
         ConfigError: as said.
     """
-    unheeded: Mapping[str, bool] = {
-        f"a model of {asked.kind} (a critic or a reward model)": asked.kind != "policy",
-        "TrainConfig.compile": spec.compile,
-        "TrainConfig.gradient_checkpointing='selective'": (
-            spec.gradient_checkpointing == "selective"
-        ),
-        f"TrainConfig.offload={spec.offload!r}": spec.offload != "none",
-        "TrainConfig.shard, shard_size, gradient_sync and ep_size": spec.sharding != FULL,
-        "TrainConfig.router_aux_loss": spec.router_aux_loss > 0,
-        f"ModelConfig.dtype={spec.dtype!r}": spec.dtype == "float64",
-        "RunSettings.deterministic": spec.deterministic,
-        f"PlacementConfig.sp_size={place.sp}": place.sp > 1,
-    }
-    found = [name for name, holds in unheeded.items() if holds]
-    if found:
+    if asked.kind != "policy":
         raise ConfigError(
-            f"TrainConfig.backend='megatron' does not support {'; '.join(found)}; leave that out, "
-            f"or {_INSTEAD}"
+            "TrainConfig.backend='megatron' trains policies alone, and a critic or a reward model "
+            f"({asked.kind}) is asked for; {_INSTEAD}"
         )
+    check_megatron(
+        {
+            "ModelConfig.dtype": spec.dtype,
+            "PlacementConfig.sp_size": place.sp,
+            "RunSettings.deterministic": spec.deterministic,
+            "TrainConfig.compile": spec.compile,
+            "TrainConfig.ep_size": spec.sharding.ep,
+            "TrainConfig.gradient_checkpointing": spec.gradient_checkpointing,
+            "TrainConfig.gradient_sync": spec.sharding.gradient_sync,
+            "TrainConfig.offload": spec.offload,
+            "TrainConfig.router_aux_loss": spec.router_aux_loss,
+            "TrainConfig.shard": spec.sharding.mode,
+        }
+    )
 
 
 def check_model(spec: ModelSpec, place: DistSpec) -> None:

@@ -82,6 +82,13 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
             "critic.stage",
             "critic.path",
         )
+    if stage.train.backend == "megatron" and (needs.critic or learner.learns_from == "preferences"):
+        yield fault(
+            f"train.backend='megatron' trains policies alone, and algorithm.name={name!r} needs a "
+            "critic or a reward model; set train.backend=fsdp2, or choose another algorithm",
+            "algorithm.name",
+            "train.backend",
+        )
 
 
 def _role_faults(stage: StageConfig) -> Iterator[Fault]:

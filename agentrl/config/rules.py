@@ -134,7 +134,7 @@ def _lora_faults(stage: StageConfig) -> Iterator[Fault]:
 def _megatron_faults(stage: StageConfig) -> Iterator[Fault]:
     """What does not go with ``train.backend: megatron``. What the model's folder tells, such as its
     family, its role refuses."""
-    train, learner = stage.train, stage.learner
+    train = stage.train
     if train.backend != "megatron" or _is_skipped(stage):
         return
     named = ("compile", "ep_size", "gradient_checkpointing", "gradient_sync", "offload", "shard")
@@ -151,14 +151,6 @@ def _megatron_faults(stage: StageConfig) -> Iterator[Fault]:
             "TrainConfig.router_aux_loss": train.router_aux_loss,
         },
     )
-    if learner.needs.critic or learner.learns_from == "preferences":
-        yield fault(
-            f"train.backend='megatron' trains policies alone, and "
-            f"algorithm.name={stage.algorithm.name!r} needs a critic or a reward model; set "
-            "train.backend=fsdp2, or choose another algorithm",
-            "algorithm.name",
-            "train.backend",
-        )
 
 
 def _is_skipped(stage: StageConfig) -> bool:

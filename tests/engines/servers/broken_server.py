@@ -14,6 +14,7 @@ from typing import TypeAlias
 import httpx
 
 from tests.kit.http import Answering
+from tests.kit.waiting import DEADLINE_S
 
 Behaviour: TypeAlias = Callable[["Handler"], None]
 
@@ -112,9 +113,9 @@ def passes_on(url: str, *, after_s: float = 0.0) -> Behaviour:
     return behave
 
 
-def holds_back(url: str, seen: threading.Event, *, events: int) -> Behaviour:
-    """A stream of the server at ``url``, but for what follows so many events: that comes once
-    ``seen`` is set. Another answer is passed on.
+def holds_back(url: str, seen: threading.Event) -> Behaviour:
+    """A stream of the server at ``url``, but for its end: that comes once ``seen`` is set. Another
+    answer is passed on.
     """
 
     def behave(handler: Handler) -> None:
@@ -124,7 +125,6 @@ def holds_back(url: str, seen: threading.Event, *, events: int) -> Behaviour:
         handler.send_header("connection", "close")
         handler.end_headers()
         handler.close_connection = True
-        told = 0
         headers = {"content-type": "application/json"}
         with httpx.stream(
             "POST",
@@ -135,11 +135,13 @@ def holds_back(url: str, seen: threading.Event, *, events: int) -> Behaviour:
             trust_env=False,
         ) as answer:
             answer.raise_for_status()
-            for line in answer.iter_lines():  # an event is a line and an empty one
-                if told == events:
-                    seen.wait(600)
-                handler.wfile.write(f"{line}\n".encode())
-                told += not line
+            rest = b""
+            for piece in answer.iter_bytes():
+                *whole, rest = (rest + piece).split(b"\n\n")
+                for event in whole:
+                    if b'"finish_reason":null' not in event:
+                        seen.wait(DEADLINE_S)
+                    handler.wfile.write(event + b"\n\n")
 
     return behave
 

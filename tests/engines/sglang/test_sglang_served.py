@@ -99,7 +99,7 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
     kept: list[Trajectory] = []
     running, pieces, logprobs = [], [], []
     seen = threading.Event()
-    engine = build(neighbour(holds_back(server, seen, events=60)).url, sender=HttpSender)
+    engine = build(neighbour(holds_back(server, seen)).url, sender=HttpSender)
     publish(engine, reference, 1)
     async with served(engine, model, kept, temperature=0.0) as (client, http, url):
         stream = await client.chat.completions.create(
@@ -110,7 +110,7 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
             if chunk.choices[0].delta.content:
                 running.append(engine.health().running)
                 pieces.append(chunk.choices[0].delta.content)
-                seen.set()  # the server's other tokens come only now
+                seen.set()  # the answer ends only now
         (await http.post(f"{url}/end")).raise_for_status()
     (turn,) = kept[0].turns
     assert "".join(pieces) == turn.message["content"]

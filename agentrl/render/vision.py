@@ -1,14 +1,16 @@
-"""Vision: expands an image to the placeholder tokens that the model's image processor counts."""
+"""Vision: how a model is shown an image: placeholder tokens, pixels, and positions in planes."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.types import Image, MediaSpan
@@ -84,6 +86,68 @@ class Vision:
             for start, count, image in zip(starts, counts, images, strict=True)
         )
         return np.repeat(ids, repeats), np.repeat(content, repeats), spans
+
+
+@dataclass(frozen=True, slots=True)
+class Pixels:
+    """An image as a model's tower reads it.
+
+    Args:
+        patches: ``[patches, values of one]`` float32, in the tower's order.
+        grid: time (1), height and width of the image, in patches.
+    """
+
+    patches: npt.NDArray[np.float32]
+    grid: tuple[int, int, int]
+
+
+def prepare_pixels(processor: Any, image: Image) -> Pixels:
+    """Cuts an image for a model's tower.
+
+    Args:
+        processor: of ``load_image_processor``.
+        image: with its bytes.
+
+    Raises:
+        DataError: the processor refuses its shape, or the bytes are not at hand.
+    """
+    from PIL import Image as Pictures
+
+    with Pictures.open(io.BytesIO(image.bytes())) as picture:
+        try:
+            made = processor(images=[picture.convert("RGB")], return_tensors="np")
+        except ValueError as error:
+            raise DataError(f"{image} cannot be shown to the model: {error}; crop it") from error
+    time, height, width = made["image_grid_thw"][0].tolist()
+    return Pixels(np.ascontiguousarray(made["pixel_values"], np.float32), (time, height, width))
+
+
+def image_positions(
+    size: int, images: Iterable[tuple[int, int, int]], first: int = 0
+) -> npt.NDArray[np.int64]:
+    """``[3, size]`` positions in time, height and width of the families in ``KNOWN_MODELS``.
+
+    Text counts in all planes alike. An image stands at one time; its rows and columns count from
+    there, and what follows it goes on behind the longer of them (Qwen2-VL, arXiv:2409.12191, sec.
+    2.1).
+
+    Args:
+        size: tokens.
+        images: by their start, of each: its start, and its rows and columns of tokens.
+        first: position of the first token.
+    """
+    planes = np.empty((3, size), np.int64)
+    done, at = 0, first
+    for start, height, width in images:
+        planes[:, done:start] = at + np.arange(start - done)
+        at += start - done
+        done = start + height * width
+        own = planes[:, start:done]
+        own[0] = at
+        own[1:] = at + np.indices((height, width)).reshape(2, -1)
+        at += max(height, width)
+    planes[:, done:] = at + np.arange(size - done)
+    return planes
 
 
 def read_vision(folder: Path, tokenizer: Any) -> Vision | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from agentrl.controller.ledger import Ledger
 from agentrl.controller.schedule import GroupRecorder, Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
+from agentrl.controller.threads import THREADS, AwakeClock, Threads
 from agentrl.engines import PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.metrics import RolloutRates
@@ -58,8 +58,8 @@ class RolloutService(Schedule):
         stop: ends the waits for a batch and for an evaluation.
         on_batch: called by the loop's thread once a batch is complete.
         numbers: further metrics since its last call.
-        clock: monotonic seconds, by which the rollouts' rates are measured.
         on_close: ends what the pool has of this stage alone, once the thread has ended.
+        threads: what its thread and the loop's wait by.
     """
 
     stage: StageConfig
@@ -76,7 +76,7 @@ class RolloutService(Schedule):
     on_batch: Callable[[], None] = lambda: None
     numbers: Callable[[], Mapping[str, float]] = dict
     on_close: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
+    threads: Threads = THREADS
 
     def __post_init__(self) -> None:
         self.max_staleness = self.stage.rollout.max_staleness
@@ -95,7 +95,8 @@ class RolloutService(Schedule):
         going_on = {*self.restored.outstanding, *self._ended}
         self.sampler.restore(self.restored.sampler, going_on=going_on)
         self._counts: Counter[str] = Counter()
-        self._rates = RolloutRates(self.clock)
+        self._rates = RolloutRates(self.threads.now)
+        self._awake = AwakeClock(self.threads.now)
         self._publishing = False
         self._waiting = False
         self._evaluating: dict[str, list[GroupOutcome]] = {}
@@ -106,8 +107,8 @@ class RolloutService(Schedule):
         # for evaluations and snapshots, the service's thread issues and collects; it is notified
         # after each change. The pool is collected from outside of it, by the service's thread
         # alone, and by ``close`` once that thread has ended.
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._serve, name="rollout-service", daemon=True)
+        self._changed = self.threads.condition()
+        self._thread: threading.Thread | None = None
 
     def start(self, state: TrainState) -> None:
         """The engines serve the weights of ``state``, then groups are issued."""
@@ -120,7 +121,7 @@ class RolloutService(Schedule):
             self._keep_or_drop(group)
         self._rates.take()  # the first step begins here
         # The thread starts last, so that nothing above needs the lock.
-        self._thread.start()
+        self._thread = self.threads.begin(self._serve, "rollout-service")
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
         """Blocks until the batch of ``step`` may be trained.
@@ -291,8 +292,8 @@ class RolloutService(Schedule):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._thread.ident is None:
-            return  # it was never started
+        if self._thread is None:
+            return
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
             raise EngineError(
@@ -300,10 +301,10 @@ class RolloutService(Schedule):
             )
         if self._error is None:  # so that the next user of the pool meets nothing of it
             self._cancel(self._backlog.running, "cancelled")
-            end = time.monotonic() + _CLOSE_S
+            end = self._awake() + _CLOSE_S
             while self._backlog.running:
                 self._collect(_POLL_S)
-                if time.monotonic() > end:
+                if self._awake() > end:
                     raise EngineError(
                         f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
                     )
@@ -315,8 +316,8 @@ class RolloutService(Schedule):
     ) -> None:
         """Waits under the condition; a broken service raises at once, and so does a run that is
         asked to end."""
-        end = time.monotonic() + deadline_s
-        slow = time.monotonic() + _SLOW_S
+        end = self._awake() + deadline_s
+        slow = self._awake() + _SLOW_S
         # The service's thread may sleep for want of work, and what is waited for is work for it.
         self._changed.notify_all()
         while True:
@@ -333,13 +334,13 @@ class RolloutService(Schedule):
                 self.stop.check()
             running = len(self._backlog.running)
             state = f"{running} groups are running, {len(self._backlog.groups)} are buffered"
-            if time.monotonic() >= slow:
+            if self._awake() >= slow:
                 fields = {"event": "slow_wait", "what": what, "running": running}
                 logger.warning("still waiting for %s: %s", what, state, extra=fields)
                 slow = math.inf
             # A request to end notifies nobody, so the wait looks for it again and again.
-            changed = self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
-            if not changed and time.monotonic() >= end:
+            changed = self._changed.wait(min(_POLL_S, max(0.0, end - self._awake())))
+            if not changed and self._awake() >= end:
                 raise EngineError(
                     f"waited {deadline_s:.0f} s for {what}: {state}; look for a tool that hangs, "
                     "or raise RolloutConfig.episode_timeout_s",
@@ -434,6 +435,8 @@ class RolloutService(Schedule):
                     rollout.group_size,
                     oversample=rollout.oversample_per_group,
                     greedy_baseline=num_rollouts > played,
+                    # an id names one attempt, also where some were made before the resume
+                    first_attempt=saved.first_attempt if saved else 0,
                     saved=saved,
                     stage=self.stage.name,
                 )

@@ -143,6 +143,7 @@ class GroupInFlight:
             self.request.group_index,
             tuple(one if isinstance(one, Trajectory) else one.state for one in self.rollouts),
             tuple(self.retried),
+            first_attempt=self.request.first_attempt,
         )
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 import queue
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,9 +19,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from agentrl.controller.cluster.places import Place, Places, WorkerFault
-from agentrl.controller.cluster.ray_cluster import NODE_ANSWER_S, Reservation, node_answers
+from agentrl.controller.cluster.ray_cluster import NODE_ANSWER_S, Reservation
 from agentrl.controller.cluster.ray_runtime import ActorCalls
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
+from agentrl.controller.threads import AwakeClock, Threads
 
 _LOOK_S = 0.5
 """Between two looks at the clock, at most."""
@@ -54,7 +53,7 @@ class _Call:
 
     Attributes:
         limit_s: seconds after which the worker is given up.
-        due: when that is (``time.monotonic``).
+        due: when that is (``AwakeClock``).
         late: when its place is told that the answer is overdue.
     """
 
@@ -77,6 +76,7 @@ class HostCalls:
         answer_s: seconds in which a worker answers a call that costs it no work. After half of them
             it is late.
         reserved: where the first workers were started, which Ray may move; None for ranks.
+        threads: what its waits go by.
     """
 
     def __init__(
@@ -87,18 +87,21 @@ class HostCalls:
         *,
         answer_s: float,
         reserved: Reservation | None,
+        threads: Threads,
     ) -> None:
         self.answer_s = answer_s
         self._actors = actors
         self._places = places
         self._on_raised = on_raised
         self._reserved = reserved
-        self._under_way: set[_Call] = set()
+        self._under_way: dict[_Call, None] = {}  # in their order
         self._asked_nodes: set[str] = set()
         self._next_look = self._next_ask = 0.0
         # Answers and nodes' answers, each as what takes it in: from Ray's threads and those that
         # ask nodes. They take no lock, which a caller of Ray might hold.
-        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._threads = threads
+        self._now = AwakeClock(threads.now)
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = threads.mailbox()
 
     def begin(
         self,
@@ -111,9 +114,9 @@ class HostCalls:
         late_s: float = math.inf,
     ) -> None:
         """A call is under way, whose answer is given to ``take``."""
-        now = time.monotonic()
+        now = self._now()
         call = _Call(host, what, take, limit_s, now + limit_s, now + late_s)
-        self._under_way.add(call)
+        self._under_way[call] = None
         # called by a thread of Ray's
         answered = ref.future()
         answered.add_done_callback(lambda done: self._inbox.put(partial(self._take, call, done)))
@@ -145,7 +148,7 @@ class HostCalls:
         """Asks whether a node answers, in a thread of its own, which ends with the answer."""
 
         def ask() -> None:
-            answers = node_answers(node)
+            answers = self._actors.node_answers(node)
             # Ray moves what was reserved on a machine that it has given up
             moved = self._reserved is not None and self._reserved.has_moved()
             self._inbox.put(partial(self._take_node, node, answers, moved))
@@ -153,11 +156,11 @@ class HostCalls:
         # A node out of reach takes seconds to ask, and a second question would learn no more.
         if node not in self._asked_nodes:
             self._asked_nodes.add(node)
-            threading.Thread(target=ask, name="node", daemon=True).start()
+            self._threads.begin(ask, "node")
 
     def forget(self, host: Host) -> None:
         """A host was given up."""
-        self._under_way = {call for call in self._under_way if call.host is not host}
+        self._under_way = {call: None for call in self._under_way if call.host is not host}
 
     def forget_all(self) -> None:
         """What is under way concerns nobody any more."""
@@ -169,18 +172,18 @@ class HostCalls:
         """Waits for the next answer, and gives what takes it in; None where the clock is to be
         looked at first."""
         with suppress(queue.Empty):
-            return self._inbox.get(timeout=max(0.0, self._next_look - time.monotonic()))
+            return self._inbox.get(timeout=max(0.0, self._next_look - self._now()))
         return None
 
     def look_at_clock(self) -> None:
         """Notices what actors do not answer, where it is time to look."""
-        now = time.monotonic()
+        now = self._now()
         if now < self._next_look:
             return
         for call in list(self._under_way):
             place = call.host.place
             if now >= call.due:
-                self._under_way.discard(call)
+                del self._under_way[call]
                 silent = self._actors.silent(call.what, place.number, call.limit_s)
                 self._places.failed(place, WorkerFault(silent))
             elif now >= call.late:
@@ -191,7 +194,7 @@ class HostCalls:
                     self._places.late(place)
         if now >= self._next_ask:
             self._next_ask = now + NODE_ANSWER_S
-            for node in self._places.lost_nodes:
+            for node in sorted(self._places.lost_nodes):
                 self.ask_node(node)
         self._next_look = now + min(_LOOK_S, self.answer_s / 8)
 
@@ -199,7 +202,7 @@ class HostCalls:
         """Takes in an answer, unless its worker was given up by now."""
         if call not in self._under_way:
             return
-        self._under_way.discard(call)
+        del self._under_way[call]
         if (raised := done.exception()) is None:
             call.take(call.host, done.result())
             return

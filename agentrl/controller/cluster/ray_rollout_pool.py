@@ -13,15 +13,12 @@ published last.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import ray
 
 from agentrl.config.sections import PlacementConfig
 from agentrl.controller.cluster.host_calls import Host, HostCalls
@@ -46,7 +43,6 @@ from agentrl.controller.cluster.ray_runtime import (
     ActorLostError,
     Collected,
     rollout_actor,
-    shared,
     thread_env,
 )
 from agentrl.controller.cluster.rollout_pool import (
@@ -55,6 +51,7 @@ from agentrl.controller.cluster.rollout_pool import (
     ProcessInfo,
     RolloutWorkerSpec,
 )
+from agentrl.controller.threads import THREADS, Threads
 from agentrl.engines import EngineLayout, PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
@@ -138,6 +135,7 @@ class RayRolloutPool:
             of any call. After half of them it is suspect.
         reserved: where the first workers were started; None for ranks.
         on_close: called once the workers have ended.
+        threads: what its keeper and its callers wait by.
     """
 
     actors: Sequence[Any]
@@ -148,6 +146,7 @@ class RayRolloutPool:
     answer_s: float | None = None
     reserved: Reservation | None = None
     on_close: Callable[[], None] | None = None
+    threads: Threads = THREADS
 
     def __post_init__(self) -> None:
         replaced = None if self.start is None else self.max_restarts
@@ -158,6 +157,7 @@ class RayRolloutPool:
             self._take_raised,
             answer_s=self.answer_s or self.calls.timeout_s,
             reserved=self.reserved,
+            threads=self.threads,
         )
         self._hosts = {
             number: Host(place, self.actors[number])
@@ -178,12 +178,11 @@ class RayRolloutPool:
         # Guards everything above: the service's thread submits and collects, the loop's thread
         # updates, and the keeper takes answers in. It is notified after each change. Nobody waits
         # for an actor while holding it.
-        self._changed = threading.Condition()
+        self._changed = self.threads.condition()
         # Takes in answers and looks at the clock, until ``close``.
-        self._keeper = threading.Thread(target=self._keep, name="rollout-pool", daemon=True)
         for host in self._hosts.values():
             self._begin(host)
-        self._keeper.start()
+        self._keeper = self.threads.begin(self._keep, "rollout-pool")
 
     def join(self) -> int:
         """Starts one worker more.
@@ -209,7 +208,7 @@ class RayRolloutPool:
             AgentRLError: a worker could not, or died of it.
         """
         self.calls.assert_sound()
-        stored = shared(spec)
+        stored = self.calls.put(spec)
         with self._changed:
             self._spec, self._plays = stored, spec is not None
             self._layout, self._weights = None, None
@@ -283,7 +282,11 @@ class RayRolloutPool:
             # what a dead one played waits, or is another's by now
             untold = [h.place for h in asked if h not in told and h.place.state != "dead"]
             others = chain(self._places.waiting, *(_trained(place).values() for place in untold))
-            saved = [request.saved for request in others if request.saved is not None]
+            saved = [
+                replace(request.saved, first_attempt=request.first_attempt)
+                for request in others
+                if request.saved is not None
+            ]
             return saved + [state for states in told.values() for state in states]
 
     def take_failures(self) -> list[Incident]:
@@ -335,10 +338,10 @@ class RayRolloutPool:
             if self._error is None:
                 closing = [actor.close.remote() for actor in actors]
                 # one that does not answer is killed as it is
-                ray.wait(closing, num_returns=len(closing), timeout=self._under_way.answer_s)
+                self.calls.wait(closing, num_returns=len(closing), timeout=self._under_way.answer_s)
         finally:
             for host in self._hosts.values():
-                ray.kill(host.actor)
+                self.calls.kill(host.actor)
             if self.on_close is not None:
                 self.on_close()
             if self._keeper.is_alive():
@@ -451,7 +454,7 @@ class RayRolloutPool:
             case Kill(place):
                 host = self._hosts.pop(place.number)
                 self._under_way.forget(host)
-                ray.kill(host.actor)
+                self.calls.kill(host.actor)
             case Send(place):
                 self._send(self._hosts[place.number])
             case Order(place, method, groups):

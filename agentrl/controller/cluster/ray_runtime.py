@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from agentrl.controller.cluster.ray_cluster import listening_address
+from agentrl.controller.cluster.ray_cluster import listening_address, node_answers
 from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import EngineLayout
@@ -235,11 +235,16 @@ class ActorCalls:
         failure: an error about an actor, from a message, its place, and a traceback where there is
             one.
         timeout_s: deadline of any call.
+        put, kill, wait, node_answers: of Ray; a simulation gives its own.
     """
 
     name: Callable[[int], str]
     failure: Callable[[str, int, str], AgentRLError]
     timeout_s: float = CALL_TIMEOUT_S
+    put: Callable[[object], Any] = shared
+    kill: Callable[[Any], None] = ray.kill
+    wait: Callable[..., object] = ray.wait
+    node_answers: Callable[[str], bool] = node_answers
     error: BaseException | None = field(default=None, init=False)
 
     def begin(self, refs: Sequence[Any], what: str) -> Gathering:

@@ -73,12 +73,14 @@ class GroupState:
         rollouts: each rollout's trajectory if it has ended, otherwise its state.
         retried: earlier attempts that failed by infrastructure.
         versions: of each policy that it trains, the one served when the group was issued.
+        first_attempt: ``GroupRequest.first_attempt``, from which its attempts are counted.
     """
 
     group_index: int
     rollouts: tuple[Trajectory | EpisodeState | NotResumable, ...]
     retried: tuple[Trajectory, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
+    first_attempt: int = 0
 
     @property
     def resumable(self) -> tuple[EpisodeState, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-
 _ASLEEP_S = 5.0
 """Between two questions of somebody who asks twice a second: it stood still."""
 

@@ -15,12 +15,12 @@ from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool
 from agentrl.controller.group_rewards import comparable, keep_any_seat
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scored_pool import ScoredPool
 from agentrl.controller.scoring import RewardScorer, SequenceScores
+from agentrl.controller.stage.pair_evaluator import PairSet
 from agentrl.controller.stored_schedule import StoredSchedule
 from agentrl.engines import PauseMode
 from agentrl.errors import DataError

@@ -19,10 +19,10 @@ from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.evaluator import Evaluator
-from agentrl.controller.pair_evaluator import PairEvaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
 from agentrl.controller.schedule import Schedule
+from agentrl.controller.stage.pair_evaluator import PairEvaluator
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.engines.torch.model.families import is_mixture

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from agentrl.controller.state import TrainState
+from agentrl.controller.threads import THREADS
 from agentrl.engines import PauseMode
 from agentrl.metrics import RolloutRates, describe
 from agentrl.rollouts import GroupRequest
@@ -44,7 +45,8 @@ def rates(w: World) -> Mapping[str, float]:
 
 
 def started(world: MakeWorld, clock: Clock, batch_groups: int, **settings: object) -> World:
-    w = world(bounds(batch_groups, 1, **settings), clock=clock)  # type: ignore[arg-type]
+    threads = replace(THREADS, now=clock)
+    w = world(bounds(batch_groups, 1, **settings), threads=threads)  # type: ignore[arg-type]
     w.service.send_weights = clock.send_weights
     return w
 
@@ -70,7 +72,7 @@ def test_in_sync_the_rollouts_wait_while_a_batch_is_trained_and_published(
 def test_workers_of_a_pool_of_their_own_are_told_by_its_name(world: MakeWorld) -> None:
     placement = {"pools": {"players": {}}, "rollout": "players", "rollout_workers": 1}
     clock = Clock()
-    w = world(bounds(2, 1).replace(placement=placement), clock=clock)
+    w = world(bounds(2, 1).replace(placement=placement), threads=replace(THREADS, now=clock))
     w.pool.wait_for(2)
     clock.now += 5.0
     assert rates(w)["time/idle_frac/players"] == rates(w)["time/idle_frac"] == 0.0

@@ -354,6 +354,19 @@ def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: Mak
     assert [group.versions for group in w.service.snapshot().running] == [{"main": 3}]
 
 
+def test_a_resumed_group_counts_its_attempts_on(world: MakeWorld) -> None:
+    """An id names one attempt, also where a worker died before the checkpoint, and a retry came
+    after that.
+    """
+    failed = outcome(GroupRequest(5, TASKS[5], 1, first_attempt=1), ["failed"])
+    retried = replace(failed.group.trajectories[0], attempt=1)
+    saved = GroupState(5, (NotResumable(),), (retried,), versions={"main": 0}, first_attempt=1)
+    w = world(bounds(1, 1), restored=RolloutState(9, (5,), 0, 0, running=(saved,)))
+    w.pool.wait_for(1)
+    (cancelled,) = cancelled_outcome(w.pool.open["", 5]).group.trajectories
+    assert cancelled.attempt == 2
+
+
 def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:
     saved = GroupState(5, (NotResumable("a lock"), NotResumable()))
     w = world(bounds(1, 3), restored=RolloutState(9, (5,), 0, 0, running=(saved,)))

@@ -1,44 +1,42 @@
-"""Search: simulates runs seed by seed; the first that breaks a rule is made smaller, and told with
-the command that replays it.
-
-    python -m tests.simulation.search 0 1000            # these seeds
-    python -m tests.simulation.search 17 18 --trace     # one, with each row of its ledger
-"""
+"""Search: simulates runs seed by seed; one that breaks a rule is made smaller."""
 
 from __future__ import annotations
 
-import argparse
-import logging
+import shutil
+import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
-from tests.simulation.world import Scenario, Violation, World
+from tests.simulation.world import BrokenRuleError, Scenario, World
+
+ROOT = Path(__file__).parents[2]
+MUTANTS = sorted((Path(__file__).parent / "mutants").glob("*.patch"))
+"""Planted bugs, peers' own among them."""
 
 
 def simulate(seed: int, scenario: Scenario | None = None) -> Counter[str]:
     """One run; its counts.
 
     Raises:
-        Violation: a rule is broken.
+        BrokenRuleError: a rule is broken.
     """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         return World(Path(folder) / "run", seed, scenario).run()
 
 
-def found(seed: int, scenario: Scenario | None = None) -> Violation | None:
+def found(seed: int, scenario: Scenario | None = None) -> BrokenRuleError | None:
     """What a seed breaks."""
     try:
         simulate(seed, scenario)
-    except Violation as violation:
+    except BrokenRuleError as violation:
         return violation
     return None
 
 
-def made_smaller(seed: int) -> tuple[Scenario, Violation]:
+def made_smaller(seed: int) -> tuple[Scenario, BrokenRuleError]:
     """The smallest scenario that still breaks a rule by a seed which does, by taking one thing away
     at a time."""
     scenario = World(Path(), seed).scenario
@@ -54,33 +52,21 @@ def made_smaller(seed: int) -> tuple[Scenario, Violation]:
     return scenario, violation
 
 
-def main() -> int:
-    """Searches the seeds of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("first", type=int)
-    parser.add_argument("end", type=int)
-    parser.add_argument("--whole", action="store_true", help="do not make the scenario smaller")
-    given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    start, counts = time.perf_counter(), Counter[str]()
-    for seed in range(given.first, given.end):
-        violation: Violation | None
-        try:
-            counts += simulate(seed)
-            continue
-        except Violation as broken:
-            violation = broken
-        print(f"seed {seed} of {given.end - given.first}: {violation}")
-        if not given.whole:
-            scenario, violation = made_smaller(seed)
-            print(f"made smaller: {scenario.told()}: {violation}")
-        print(f"replay: python -m tests.simulation.search {seed} {seed + 1}")
-        return 1
-    seconds = time.perf_counter() - start
-    counts["trajectories_a_second"] = round(counts["trajectories"] / seconds)
-    print(f"{given.end - given.first} seeds break no rule:", dict(counts))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def seeds_to_find(patch: Path, most: int) -> int | None:
+    """Seeds until a planted bug is found, in a copy of the code and another process; None where it
+    is not within ``most``."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for own in ("agentrl", "tests/simulation"):
+            shutil.copytree(ROOT / own, copy / own)
+        (copy / "tests" / "__init__.py").touch()
+        subprocess.run(["patch", "-sp1", "-i", str(patch)], check=True, cwd=copy)
+        program = (
+            "import logging, sys; from tests.simulation.search import found; "
+            "logging.disable(logging.CRITICAL); "
+            f"seeds = (n for n in range({most}) if found(n) is not None); "
+            "sys.stdout.write(str(next(seeds, None)))"
+        )
+        command = [sys.executable, "-c", program]
+        told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=copy).stdout
+    return None if told == "None" else int(told) + 1

@@ -4,7 +4,7 @@ Real are the loop, the rollout service with its admission, the Ray pool with its
 the task sampler, the ledger and the checkpoints, with their files. Simulated are time, threads, the
 workers behind Ray, and the learner, whose weights are the list of what trained them.
 
-``Violation`` names what must never be; see ``Checks``.
+``BrokenRuleError`` names what must never be; see ``Checks``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from agentrl.rollouts.samplers.settings import UniformSettings
 from agentrl.rollouts.samplers.uniform import Uniform
 from agentrl.training import LearningRole
 from agentrl.training.save_result import SaveResult
-from agentrl.types import Stats, Task, Trajectory, TrajectoryGroup
+from agentrl.types import Stats, Task, Trajectory, TrajectoryGroup, Turn
 from tests.simulation.cluster import Cluster, Faults, Weights, Worker
 from tests.simulation.virtual import Process, VirtualTime
 
@@ -52,13 +52,13 @@ FAULTY_S = 600.0
 """After so long nothing goes wrong any more, so that the run must end."""
 
 
-class Violation(AssertionError):
+class BrokenRuleError(AssertionError):
     """Something was, that must never be."""
 
 
 def holds(condition: bool, what: str) -> None:
     if not condition:
-        raise Violation(what)
+        raise BrokenRuleError(what)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Scenario:
         """Sizes, a schedule and faults by the seed; a third of the seeds have each fault alone, a
         third several, a third none."""
         rng = time.random
-        size, group = rng.choice((1, 2, 4)), rng.choice((1, 2, 4, 16))
+        size, group = rng.choice((1, 2, 4)), rng.choice((1, 2, 4, 32))
         staleness = rng.choice((0, 0, 1, 2))
         stage = StageConfig(
             name="rl",
@@ -181,7 +181,9 @@ class Checks:
     - What is in flight stays within the admission's bound.
     """
 
-    def __init__(self, stage: StageConfig, learner: Learner, restored: RolloutState) -> None:
+    def __init__(
+        self, stage: StageConfig, learner: Learner, restored: RolloutState, killers: set[int]
+    ) -> None:
         self._stage = stage
         self._learner = learner
         self._to_come = set(restored.outstanding)
@@ -191,8 +193,7 @@ class Checks:
         self._in_training = 0
         self._published = -1
         self.num_trajectories = 0
-        self.killers: set[int] = set()
-        """Groups that took three workers with them."""
+        self._killers = killers
 
     def entered(
         self, of: tuple[int, str, int], rollouts: list[int], to: str, detail: dict[str, Any]
@@ -215,7 +216,7 @@ class Checks:
         if to == "dropped":
             reason = detail.get("reason")
             if reason == KILLS_WORKER:
-                self.killers.add(draw)
+                self._killers.add(draw)
             # what was played beyond the batches may come too late for any
             spare = self._stage.rollout.oversample > 0
             holds(spare or reason != "stale", f"group {draw} is lost by age, and on_stale is wait")
@@ -241,7 +242,7 @@ class Checks:
 
     def taken(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         size = self._stage.train.batch_prompts
-        number = len(groups) + len(self.killers)
+        number = len(groups) + len(self._killers)
         holds(number >= size, f"a batch of {len(groups)} groups where {size} are due")
         self._in_training = size
         for group in groups:
@@ -331,10 +332,10 @@ class Learner:
 class _Recorder(GroupRecorder):
     """Sees each episode."""
 
-    results: dict[str, Any] = {}
     last_evaluated: tuple[int, dict[str, float]] = (0, {})
 
     def __init__(self, driver: Driver) -> None:
+        self.results: dict[str, Any] = {}
         self._driver = driver
         self.timer = self
 
@@ -478,7 +479,7 @@ class Driver:
         restored = checkpoints.latest()
         manifest = None if restored is None else restored[1]
         rollouts = RolloutState(0, (), 0, 0) if manifest is None else manifest.rollouts
-        self.checks = Checks(stage, self.learner, rollouts)
+        self.checks = Checks(stage, self.learner, rollouts, world.killers)
         resumes = (self.folder / "ledger.jsonl").exists()
         self.ledger = _Ledger(self.folder / "ledger.jsonl", self)
         if resumes:
@@ -587,6 +588,8 @@ class World:
         self.scenario = self.given or own
         self.cluster = Cluster(self.time, self.scenario.num_nodes, self.scenario.faults)
         self._truths = 0
+        self.killers: set[int] = set()
+        """Groups that took three workers with them: a batch may lack them."""
 
     def new_truth(self) -> int:
         self._truths += 1
@@ -600,14 +603,14 @@ class World:
         """Runs to the end.
 
         Raises:
-            Violation: something was that must never be.
+            BrokenRuleError: something was that must never be.
         """
         try:
             return self._run()
         except AssertionError as error:
-            if isinstance(error, Violation):
+            if isinstance(error, BrokenRuleError):
                 raise
-            raise Violation(f"{type(error).__name__}: {error}") from error
+            raise BrokenRuleError(f"{type(error).__name__}: {error}") from error
         finally:
             self.time.exhume()
 
@@ -626,10 +629,9 @@ class World:
                 self._survives(self.driver, folder)
             else:
                 folder.mkdir(parents=True)
-            self.driver = Driver(self, folder)
+            self.driver = driver = Driver(self, folder)
             self.counts["drivers"] += 1
-            driver = self.driver
-            self.time.run(lambda: driver.is_over or bool(driver.process.error), HORIZON_S)
+            self.time.run(self._driver_is_over, HORIZON_S)
             if hasattr(driver, "checks"):
                 self.counts["trajectories"] += driver.checks.num_trajectories
             if driver.process.error is not None:
@@ -648,7 +650,10 @@ class World:
             until = self.time.now_s + 2 * LIFELINE_S
             self.time.at(2 * LIFELINE_S, lambda: None, self.cluster.process)
             self.time.run(lambda until=until: self.time.now_s >= until, HORIZON_S)
-        raise Violation(f"{MAX_DRIVERS} drivers did not bring the run to its end")
+        raise BrokenRuleError(f"{MAX_DRIVERS} drivers did not bring the run to its end")
+
+    def _driver_is_over(self) -> bool:
+        return self.driver.is_over or self.driver.process.error is not None
 
     def bury(self, driver: Driver) -> None:
         """What a dead driver leaves on disk."""

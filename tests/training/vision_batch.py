@@ -148,20 +148,11 @@ def _columns(case: Case, row: int) -> np.ndarray:
 def reference(model: Path, case: Case) -> tuple[np.ndarray, dict[str, Tensor]]:
     """``[T]`` logprobs of trained tokens, and the gradient of their weighted sum, by transformers'
     own forward over padded rows."""
-    from transformers import AutoModelForImageTextToText
-
-    family = AutoModelForImageTextToText.from_pretrained(model, attn_implementation="eager")
-    family.train()
+    family, logits = _forward(model, case)
     batch = case.batch
     starts = batch.cu_seqlens[:-1]
     rows = np.split(batch.token_ids.astype(np.int64), starts[1:])
-    ids = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True)
-    sizes = torch.from_numpy(batch.lengths.astype(np.int64))
-    logits = family(
-        input_ids=ids,
-        attention_mask=(torch.arange(ids.shape[1]) < sizes[:, None]).long(),
-        **shown(family, case, ids),
-    ).logits
+    ids = _padded(case)
     logprobs = log_softmax(logits.float() / 0.8, -1)
     found = torch.cat(
         [
@@ -177,7 +168,28 @@ def reference(model: Path, case: Case) -> tuple[np.ndarray, dict[str, Tensor]]:
     return column * (batch.loss_mask > 0), gradients
 
 
-def shown(family: Any, case: Case, ids: Tensor) -> Mapping[str, Tensor]:
+def whole_logits(model: Path, case: Case) -> np.ndarray:
+    """``[S, T, V]`` by transformers' own forward."""
+    found: np.ndarray = _forward(model, case)[1].detach().numpy()
+    return found
+
+
+def _forward(model: Path, case: Case) -> tuple[Any, Tensor]:
+    from transformers import AutoModelForImageTextToText
+
+    family = AutoModelForImageTextToText.from_pretrained(model, attn_implementation="eager")
+    family.train()
+    ids, sizes = _padded(case), torch.from_numpy(case.batch.lengths.astype(np.int64))
+    mask = (torch.arange(ids.shape[1]) < sizes[:, None]).long()
+    return family, family(input_ids=ids, attention_mask=mask, **_shown(family, case, ids)).logits
+
+
+def _padded(case: Case) -> Tensor:
+    rows = np.split(case.batch.token_ids.astype(np.int64), case.batch.cu_seqlens[1:-1])
+    return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True)
+
+
+def _shown(family: Any, case: Case, ids: Tensor) -> Mapping[str, Tensor]:
     """What transformers is given of the images of all samples."""
     made = [prepare_pixels(case.processor, one) for images in case.images for one in images]
     return {

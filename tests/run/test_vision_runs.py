@@ -23,6 +23,16 @@ optim: {{lr: 1.0e-3}}
 rollout: {{max_response_tokens: 64}}
 """
 
+ENGINE = Path(__file__).with_name("seeing_engine.py")
+PLAYED = f"""\
+placement: {{{{mode: inline}}}}
+model: {{{{path: "{{model}}", chat_template: chatml}}}}
+data: {{{{train: "{{data}}", max_prompt_tokens: 64}}}}
+reward: {{{{functions: ["{ENGINE}:short"]}}}}
+rollout: {{{{engine: "{ENGINE}:SeeingEngineSpec", group_size: 4, max_turn_tokens: 16}}}}
+train: {{{{steps: 2, batch_prompts: 2, backend: plain}}}}
+"""
+
 PICTURES = [picture(84, 56, seed=seed) for seed in range(3)]
 
 
@@ -64,3 +74,24 @@ def test_pictures_are_imitated(vision: str, model: Path, tmp_path: Path) -> None
         {name for name in ended if "visual." in name} if vision == "trained" else set()
     )
     assert any("language_model." in name for name in moved)
+
+
+def test_pictures_that_were_played_are_trained_and_replayed(model: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in write_rows(tmp_path).read_text().splitlines()]
+    data = tmp_path / "tasks.jsonl"
+    asked = [
+        {"prompt": row["messages"][:1], "images": row["images"], "id": str(number)}
+        for number, row in enumerate(rows[:3])
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    text = PLAYED.format(model=model, data=data)
+    run = train(tmp_path, text=text)
+    names = {Image.read(one).sha256 for one in PICTURES}
+    replayed = train(tmp_path, f"run.replay={run}", text=text, name="replayed")
+    for folder in (run, replayed):
+        directory = RunDirectory(folder)
+        assert {path.stem for path in directory.pixels_folder.rglob("*.npz")} == names
+        assert {path.name for path in directory.blobs_folder.iterdir()} >= names
+    own, same = ([row["optim/grad_norm"] for row in metrics(one)] for one in (run, replayed))
+    assert own == same
+    assert min(own) > 0

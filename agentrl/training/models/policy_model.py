@@ -51,8 +51,7 @@ speed."""
 class Tokens:
     """Tokens whose logprobs are asked for; as in ``Packed``, and at least one.
 
-    No tuple: FSDP would cast its temperatures to the head's dtype. The host's copy tells of which
-    row each target is, which decides the shapes of chunks.
+    The host's copy tells of which row each target is, which decides the shapes of chunks.
     """
 
     temperature: Tensor

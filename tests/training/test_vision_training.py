@@ -69,6 +69,7 @@ def moved(gradients: dict[str, torch.Tensor], vision: VisionMode) -> dict[str, t
         ("frozen", {}),
         ("trained", {}),
         ("trained", {"backend": "plain", "gradient_checkpointing": True}),
+        ("trained", {"gradient_checkpointing": "selective"}),
     ],
 )
 def test_every_gradient_is_the_familys(
@@ -110,6 +111,25 @@ def test_rows_of_text_leave_a_trained_tower_where_it_is(model: Path, run: Path, 
         name.removeprefix("hf.") for name in actor.backend.state() if ".visual." in name
     }
     assert not any(one.any() for one in tower.values())
+
+
+@pytest.mark.parametrize("vision", get_args(VisionMode))
+def test_backends_round_alike_in_bfloat16(
+    vision: VisionMode, model: Path, run: Path, case: Case, expected: Any
+) -> None:
+    shard = case.shard(ALL, (0, 1, 2, 3), (4, 5))
+    found = []
+    for backend in ("plain", "fsdp2"):
+        actor = make_actor(model, run, backend=backend, vision=vision, dtype="bfloat16")
+        logprobs = actor.logprobs(shard)["old_logprobs"]
+        assert np.abs(logprobs - expected[0]).max() < 0.05
+        found.append((logprobs, own_gradients(actor, case, shard)))
+    (plain, gradients), (fsdp2, others) = found
+    assert (plain == fsdp2).all()
+    assert gradients.keys() == others.keys() == moved(expected[1], vision).keys()
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, others[name])
+        assert gradient.dtype == torch.float32
 
 
 @pytest.mark.parametrize("vision", get_args(VisionMode))

@@ -23,7 +23,7 @@ from agentrl.store import RunDirectory, replacing
 from agentrl.store.disk import locked
 from agentrl.types import Image
 
-_REMEMBERED = 32
+_REMEMBERED = 16
 """Images that a process keeps in memory; one of a megapixel has 24 MB."""
 
 

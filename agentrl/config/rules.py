@@ -119,6 +119,13 @@ def _lora_faults(stage: StageConfig) -> Iterator[Fault]:
     """What does not go with adapters."""
     if _is_skipped(stage):
         return
+    if stage.model.lora.given and stage.train.vision == "trained":
+        yield fault(
+            "train.vision='trained' moves the tower, which stays as it is beside an adapter; leave "
+            "it out, or model.lora",
+            "train.vision",
+            "model.lora",
+        )
     own = {"optim": stage.model.lora, "critic.optim": stage.critic.lora}
     for key, lora in own.items():
         optim = stage.optim if key == "optim" else stage.critic.optim
@@ -138,7 +145,7 @@ def _megatron_faults(stage: StageConfig) -> Iterator[Fault]:
     if train.backend != "megatron" or _is_skipped(stage):
         return
     named = ("compile", "ep_size", "gradient_checkpointing", "gradient_sync", "offload", "shard")
-    settings = {f"TrainConfig.{name}": getattr(train, name) for name in named}
+    settings = {f"TrainConfig.{name}": getattr(train, name) for name in (*named, "vision")}
     yield from broken_by(
         check_megatron,
         settings

@@ -154,6 +154,9 @@ class TrainConfig(Section):
     gradient_checkpointing: bool | Literal["selective"] = False
     """Compute activations again in the backward instead of keeping them. ``selective`` keeps what
     costs most to make again: the results of attention and of every second matrix product."""
+    vision: Literal["frozen", "trained"] = "frozen"
+    """Whether the tower of a model that sees images moves, with its projector (docs/training.md,
+    Images)."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """What waits in the host's memory while no call of a role needs it: ``optimizer`` its state
     between steps, ``all`` the weights too between calls."""

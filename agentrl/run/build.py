@@ -416,6 +416,7 @@ def model_settings(stage: StageConfig) -> dict[str, Any]:
         "head_dtype": stage.model.head_dtype,
         "offload": train.offload,
         "compile": train.compile,
+        "run_folder": str(Path(stage.run.dir or ".").resolve()),
     }
 
 

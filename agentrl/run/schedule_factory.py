@@ -151,9 +151,17 @@ def stored_groups(
     *,
     first_group_index: int,
 ) -> StoredSchedule:
-    """The batches that an earlier run trained."""
+    """The batches that an earlier run trained, whose images this run keeps too."""
+
+    def groups_of(step: int) -> list[TrajectoryGroup]:
+        groups = batches.groups_of(step)
+        images = {name for group in groups for one in group.trajectories for name in one.images()}
+        for name in images:
+            context.directory.write_blob(batches.run.read_blob(name))
+        return groups
+
     return StoredSchedule(
-        batches.groups_of,
+        groups_of,
         context.ledger,
         keep_group=partial(_keep_group, recipe),
         recorder=recorder,

@@ -109,6 +109,7 @@ def _learner(recipe: StageRecipe) -> dict[str, Any]:
         "total_steps": recipe.optimizer_steps(after=recipe.algorithm.critic_warmup_steps),
         **model_settings(stage),
         "gradient_checkpointing": stage.train.gradient_checkpointing,
+        "vision": stage.train.vision,
         "deterministic": stage.run.deterministic,
     }
 
@@ -162,6 +163,8 @@ def _beside(
     if issubclass(kind, LearnerSpec):
         # it learns while a critic warms up too
         given = {**_learner(recipe), "optim": optim, "total_steps": recipe.optimizer_steps()}
+        # the setting is of the stage's model
+        given["vision"] = "frozen"
     if "head_seed" in kind.__dataclass_fields__:
         given["head_seed"] = seed_for(stage.run.seed, f"{key.rpartition('.')[2]}_head")
     if folder is not None and not is_mixture(folder):

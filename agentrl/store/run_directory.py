@@ -199,6 +199,9 @@ class RunDirectory:
     blobs_folder = _RunPath("blobs")
     """Images and other bytes, each named by its SHA-256."""
 
+    pixels_folder = _RunPath("pixels")
+    """Images as models read them, made of blobs; it may be deleted between runs."""
+
     notes_folder = _RunPath("notes")
     """What people wrote, a file a user."""
 

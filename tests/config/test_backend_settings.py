@@ -15,6 +15,7 @@ def test_all_that_megatron_does_not_heed_is_told_at_once(problems: Problems) -> 
         "train.gradient_checkpointing=selective",
         "train.ep_size=2",
         "train.shard=grad_op",
+        "train.vision=trained",
     ]
     lines = problems(
         "", [*given, "algorithm.name=ppo", "critic.stage=model", "train.backend=megatron"]

@@ -37,6 +37,11 @@ Write = Callable[..., Path]
             "adapter; set optim.name=adamw, or leave the adapter out",
         ),
         (
+            ["model.lora.rank=4", "train.vision=trained"],
+            "train.vision='trained' moves the tower, which stays as it is beside an adapter; leave "
+            "it out, or model.lora",
+        ),
+        (
             ["critic.lora.rank=4"],
             "critic.lora does nothing with algorithm.name='grpo' as it is set; leave it out",
         ),

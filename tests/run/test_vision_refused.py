@@ -1,6 +1,4 @@
-"""A model that sees is refused by name where images do not reach: the engine in process, and
-training.
-"""
+"""A model that sees is refused by name where images do not reach: the engine in process."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ import pytest
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
 from agentrl.run.engine import engine_plan
-from agentrl.training.models.packed_model import ModelSpec
 from tests.tiny_vision import write_qwen_vl
-from tests.whole_models import load_policy
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +23,3 @@ def test_the_engine_in_process_is_refused(folder: Path, tmp_path: Path) -> None:
     (stage,) = load_config(config, [f"model.path={folder}"]).resolved_stages()
     with pytest.raises(ConfigError, match=r"rollout\.engine='torch' reads text alone"):
         engine_plan(stage, folder)
-
-
-def test_training_is_refused(folder: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="sees images, and only models of text alone can be trained"
-    ):
-        load_policy(ModelSpec(str(folder)))

@@ -131,6 +131,9 @@ class Passes:
             oldest_version=self.oldest_version,
             routing=self._routing if stage.replays_routing else None,
         )
+        if batch.media.size:
+            # ranks read them, maybe before the store has come to their trajectories
+            self.recorder.writer.keep_images(one for group in groups for one in group.finished)
         train = stage.train
         planned = PlannedBatch.plan(
             batch,

@@ -32,6 +32,8 @@ def load_step(folder: Path, model: str | Path | None = None) -> tuple[RoleSpec, 
     run = RunDirectory.open(place.parents[2])
     stages = load_config(run.config_path).resolved_stages(include_skipped=True)
     (stage,) = [own for own in stages if own.name == record["stage"]]
+    # it may have been moved, with the blobs that are its images
+    stage = stage.replace(run=stage.run.replace(dir=str(run.root)))
     weights = place / record["model"] if model is None else Path(model)
     recipe = StageRecipe(
         stage,

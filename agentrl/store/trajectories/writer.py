@@ -162,6 +162,17 @@ class TrajectoryWriter(Closing):
             work = partial(self._store, trajectory, step, self._clock.now())
             self._put(_Entry(work, "written"))
 
+    def keep_images(self, trajectories: Iterable[Trajectory]) -> None:
+        """Writes the images of trajectories at once; those read from a store have no bytes.
+
+        Raises:
+            StoreError: one cannot be written.
+        """
+        for trajectory in trajectories:
+            for image in trajectory.images().values():
+                if image.data is not None:
+                    self._run.write_blob(image.data)
+
     def declare(self, columns: Iterable[AnnotationColumn]) -> None:
         """Tell what annotations may hold; of two columns of a name the later counts.
 
@@ -331,10 +342,7 @@ class TrajectoryWriter(Closing):
     def _store(self, trajectory: Trajectory, step: int, recorded_at: float) -> None:
         if not self._keeps_experts:
             trajectory = trajectory.without_experts()
-        for image in trajectory.images().values():
-            # else it was read from a store
-            if image.data is not None:
-                self._run.write_blob(image.data)
+        self.keep_images([trajectory])
         row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
         for column in SECRET_COLUMNS:
             row[column] = self._mask(row[column])

@@ -26,13 +26,14 @@ from torch import Tensor, nn
 
 from agentrl.algorithms import PolicyInputs, TokenStat
 from agentrl.errors import ConfigError, StoreError
-from agentrl.training.data.packing import Packed
+from agentrl.training.data.packing import I64, Packed, counted
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.parallel.shards import WeightPart
 from agentrl.training.save_result import SaveResult
 from agentrl.types import Part, RoutingShape, Stat
+from agentrl.types.batch import Media
 
 _Part: TypeAlias = tuple[Tensor, int, tuple[Tensor, ...]]
 """A sum, a count, and the extremes of what was summed."""
@@ -194,6 +195,7 @@ class TrainBackend(ABC):
         info: of the model.
         is_first: whether this rank tells what is told once: the first of those that answer.
         model: what computes, for a look at it.
+        positions_of: counts the positions of a sample with images, for ``PackedMicroBatches``.
     """
 
     name: ClassVar[str]
@@ -202,6 +204,7 @@ class TrainBackend(ABC):
     """Whether ``build`` heeds ``ModelSpec.lora``."""
 
     model: Any
+    positions_of: Callable[[int, Media], I64] = staticmethod(counted)
 
     def __init__(self, info: ModelInfo, place: DistSpec) -> None:
         self.info = info

@@ -48,6 +48,7 @@ from agentrl.training.parallel.layout_rules import check_backend_ranks
 from agentrl.training.parallel.process_group import FULL, DistSpec, Sharding
 from agentrl.training.parallel.shards import WeightPart, local
 from agentrl.training.save_result import SaveResult
+from agentrl.training.vision.vision_tower import check_vision
 from agentrl.types import Part, RoutingShape
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class PackedBackend(TrainBackend):
     ) -> None:
         super().__init__(info_of(model), place)
         self.model = model
+        self.positions_of = model.positions_of
         self.dtype = dtype
         self.sharding = sharding
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -98,6 +100,9 @@ class PackedBackend(TrainBackend):
             _use_deterministic_kernels()
         check_backend_ranks(cls.name, place.world_size, place.pp)
         named, ep = f"{spec.setting}={spec.model_path!r}", spec.sharding.ep
+        layout = {"PlacementConfig.tp_size": place.tp, "PlacementConfig.sp_size": place.sp}
+        settings = {"TrainConfig.ep_size": ep, "TrainConfig.compile": spec.compile}
+        check_vision(Path(spec.model_path), layout | settings, named)
         check_layout(spec.model_path, named, place.tp, place.sp, ep)
         model = _open(spec, asked, place)
         if spec.head_dtype is not None:
@@ -119,7 +124,8 @@ class PackedBackend(TrainBackend):
             model.compile_scores()
         if spec.gradient_checkpointing or spec.compile:
             recompute = spec.gradient_checkpointing
-            wrap_blocks(model.blocks(), recompute=recompute, compiles=spec.compile)
+            blocks = model.blocks() + model.tower_blocks()
+            wrap_blocks(blocks, recompute=recompute, compiles=spec.compile)
         if not asked.trains:
             model.requires_grad_(False)
         made = cls(model, place, torch_dtype(spec.dtype), spec.sharding)
@@ -344,6 +350,8 @@ def info_of(model: PackedModel) -> ModelInfo:
     config: Any = model.config.get_text_config()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     num_active = num_parameters - sum(one.num_idle for one in model.mixtures())
+    if model.tower is not None:
+        num_active -= sum(parameter.numel() for parameter in model.tower.module.parameters())
     # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
     width = config.num_attention_heads * getattr(
         config, "head_dim", config.hidden_size // config.num_attention_heads

@@ -28,6 +28,7 @@ _BESIDE_THE_WEIGHTS = (
     "chat_template*",
     "generation_config.json",
     "preprocessor_config.json",
+    "video_preprocessor_config.json",
     "processor_config.json",
 )
 

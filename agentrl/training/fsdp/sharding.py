@@ -52,6 +52,8 @@ def shard_over(
         param_dtype=dtype if dtype is torch.bfloat16 else None,
         # A sum of bfloat16 gradients would be rounded once a rank.
         reduce_dtype=torch.promote_types(dtype, torch.float32),
+        # It would round the temperatures of a row too.
+        cast_forward_inputs=False,
     )
     apart: dict[nn.Module, DeviceMesh] = {}
     if experts is not None:

@@ -96,14 +96,15 @@ def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head:
 
 
 def _layers(model: PackedModel) -> dict[str, Any]:
-    """What may have an adapter, by name: linear layers but for the head, and an embedding that
-    shares its weight with none."""
+    """What may have an adapter, by name: linear layers but for the head and a tower's, and an
+    embedding that shares its weight with none."""
     hf: Any = model.hf
     table = hf.get_input_embeddings()
+    tower = set() if model.tower is None else set(model.tower.module.modules())
     return {
         name: module
         for name, module in hf.named_modules()
-        if (type(module) is nn.Linear and module is not model.head)
+        if (type(module) is nn.Linear and module is not model.head and module not in tower)
         or (
             module is table
             and type(module) is nn.Embedding

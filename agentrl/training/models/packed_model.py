@@ -25,7 +25,6 @@ from agentrl.engines.torch.model.fixed_shapes import fix_shapes
 from agentrl.engines.torch.model.folder_names import FolderNames
 from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.errors import ConfigError, DataError
-from agentrl.render import sees_images
 from agentrl.training.data.attention import BY_SPAN, FIXED
 from agentrl.training.data.kernel_attention import (
     SHARING,
@@ -33,6 +32,7 @@ from agentrl.training.data.kernel_attention import (
     attention_arguments,
     choose_attention,
 )
+from agentrl.training.data.packing import counted
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.folder_weights import FolderWeights, names_of, weight_files
@@ -48,6 +48,8 @@ from agentrl.training.parallel.sequence_parallel import (
     use_ulysses,
 )
 from agentrl.training.parallel.tensor_parallel import check_tensor_parallel, divide_model
+from agentrl.training.vision.vision_tower import VisionMode, VisionTower, class_and_attention
+from agentrl.types.batch import Media
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,8 @@ class ModelSpec:
         sharding: how ``fsdp2`` holds it.
         lora: an adapter that is trained in place of the weights; None trains these.
         lora_seed: of the first factors of a new one.
+        vision: whether the tower of a model that sees moves.
+        run_folder: of the run, whose blobs are the images that batches name; None has none.
     """
 
     setting: ClassVar[str] = "ActorSpec.model_path"
@@ -112,6 +116,8 @@ class ModelSpec:
     sharding: Sharding = FULL
     lora: LoraSpec | None = None
     lora_seed: int = 0
+    vision: VisionMode = "frozen"
+    run_folder: str | None = None
 
 
 class PackedModel(nn.Module):
@@ -133,6 +139,7 @@ class PackedModel(nn.Module):
         names: of its parameters in its folder.
         weights: what ``fill`` reads; None for a model that has its weights.
         lora: its adapters; None without any.
+        tower: what images go through; None for a model of text alone.
     """
 
     def __init__(self, hf: nn.Module, attention: str, device: torch.device) -> None:
@@ -142,6 +149,7 @@ class PackedModel(nn.Module):
         self.weights: FolderWeights | None = None
         self.routing = use_mixtures(hf)
         self.lora: Lora | None = None
+        self.tower: VisionTower | None = None
         self.names = FolderNames(hf)
         self.attention = attention
         self.head_dtype: torch.dtype | None = None
@@ -197,14 +205,33 @@ class PackedModel(nn.Module):
         return linear(hidden.to(dtype), head.weight.to(dtype), bias)
 
     @property
+    def trunk(self) -> Any:
+        """What reads tokens: embedding, layers and the last norm."""
+        base: Any = self.hf.base_model
+        return getattr(base, "language_model", base)
+
+    @property
+    def positions_of(self) -> Callable[[int, Media], I64]:
+        """Counts the positions of a sample with images."""
+        return counted if self.tower is None else self.tower.positions_of
+
+    @property
     def shares_prefixes(self) -> bool:
         """Whether a row may hold the common prefix of several samples once."""
         return self.attention in SHARING
 
     def blocks(self) -> list[nn.Module]:
-        """The repeated layers, which FSDP gathers one at a time."""
+        """The repeated layers of the trunk, which FSDP gathers one at a time."""
+        return self._repeated(self.trunk)
+
+    def tower_blocks(self) -> list[nn.Module]:
+        """The repeated layers of a tower that is trained."""
+        tower = self.tower
+        return [] if tower is None or not tower.is_trained else self._repeated(tower.module)
+
+    def _repeated(self, within: nn.Module) -> list[nn.Module]:
         names = set(self.hf._no_split_modules or ())  # type: ignore[arg-type]
-        return [module for module in self.hf.modules() if type(module).__name__ in names]
+        return [module for module in within.modules() if type(module).__name__ in names]
 
     def input_modules(self) -> list[nn.Module]:
         """What FSDP gathers apart before the layers: the embedding, unless the head shares it."""
@@ -244,6 +271,7 @@ class PackedModel(nn.Module):
         rows: Tensor,
         host_rows: I64 | None = None,
         experts: Tensor | None = None,
+        media: Media | None = None,
     ) -> Tensor:
         """``[R, D]`` last hidden states of a packed row.
 
@@ -257,6 +285,7 @@ class PackedModel(nn.Module):
                 where the host asks for them, on a CPU.
             experts: ``[T, mixtures, K]`` the experts of each token, for ``Routing.begin``; of a
                 model with ``routing`` alone.
+            media: the row's images; of a model with a ``tower`` alone.
         """
         arguments = self._attention_arguments(spans, token_ids.device)
         if self.routing is not None:
@@ -267,8 +296,12 @@ class PackedModel(nn.Module):
             arguments[MLP_ROWS] = torch.from_numpy(np.unique(places))
         if self.sequence is not None:
             arguments["ulysses"] = Ulysses(self.sequence, self.attention)
-        output = self.hf.base_model(  # type: ignore[operator]
-            input_ids=token_ids[None],
+        if self.tower is None:
+            arguments["input_ids"] = token_ids[None]
+        else:
+            assert media is not None, "a row names its images"
+            arguments |= self.tower.inputs(token_ids, media)
+        output = self.trunk(
             # transformers has a batch in the place of a single plane
             position_ids=positions if len(positions) == 1 else positions[:, None],
             use_cache=False,
@@ -350,29 +383,21 @@ def open_pretrained(
     named = f"{spec.setting}={spec.model_path!r}"
     if not (folder / "config.json").is_file():
         raise DataError(f"{named} is no Hugging Face folder: it has no config.json")
-    if sees_images(folder):
-        raise ConfigError(
-            f"{named} sees images, and only models of text alone can be trained; "
-            f"play it with `agentrl rollout` or `agentrl eval` on an engine that serves it, or "
-            f"choose a model of text"
-        )
+    auto, kinds = class_and_attention(auto, folder, attention, spec.vision, named)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
         # Dropout would part logprobs from the sampler's, and a recomputed layer from itself.
-        for name in vars(config):
-            if name.endswith(("dropout", "_pdrop")):
-                setattr(config, name, 0.0)
+        for own in (config, *(getattr(config, name) for name in config.sub_configs)):
+            _drop_nothing(own)
         with torch.device("meta"):
-            hf: Any = auto.from_config(
-                config, dtype=_kept_dtype(spec), attn_implementation=attention
-            )
+            hf: Any = auto.from_config(config, dtype=_kept_dtype(spec), attn_implementation=kinds)
         weights: FolderWeights | None = None
         if weight_files(folder):
             weights = FolderWeights(hf, folder, named)
             missing = weights.missing
             compute_buffers(hf)
         else:
-            hf, missing = _read_whole(auto, spec, config, attention, named)
+            hf, missing = _read_whole(auto, spec, config, kinds, named)
             names_of(hf, named)
     except (ConfigError, DataError):
         raise
@@ -409,6 +434,12 @@ def attention_of(hf: Any) -> str:
     return str(hf.config._attn_implementation)
 
 
+def _drop_nothing(config: Any) -> None:
+    for name in vars(config):
+        if name.endswith(("dropout", "_pdrop")):
+            setattr(config, name, 0.0)
+
+
 def _adapt_layers(hf: nn.Module, device: torch.device, *, exact: bool) -> None:
     if exact:
         fix_shapes(hf)
@@ -423,7 +454,7 @@ def _kept_dtype(spec: ModelSpec) -> torch.dtype:
 
 
 def _read_whole(
-    auto: Any, spec: ModelSpec, config: Any, attention: str, named: str
+    auto: Any, spec: ModelSpec, config: Any, attention: Any, named: str
 ) -> tuple[nn.Module, frozenset[str]]:
     """The model with all its weights on the CPU."""
     with quiet_transformers():
@@ -461,6 +492,8 @@ def _small(auto: Any, config: Any, attention: str) -> nn.Module:
         # A padding token beyond the few entries would fail the embedding's own check.
         if name.endswith("_token_id"):
             setattr(text, name, None)
+    if "vision_config" in small.sub_configs:
+        small.vision_config.depth, small.vision_config.deepstack_visual_indexes = 1, []
     # The twin takes no random number of the process.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

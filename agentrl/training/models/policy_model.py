@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from agentrl.engines.torch.model import fixed_shapes
 from agentrl.errors import ConfigError, DataError
@@ -33,6 +34,7 @@ from agentrl.training.models.trunk import COMPILER
 from agentrl.training.parallel.collectives import gather_parts
 from agentrl.training.parallel.process_group import ExpertMesh, RankMesh
 from agentrl.training.parallel.tensor_parallel import VocabularyShard
+from agentrl.training.vision.vision_tower import VisionTower
 
 _CHUNK_ELEMENTS = 2**25
 """Logits that exist at once: 128 MiB in float32."""
@@ -49,8 +51,7 @@ speed."""
 class Tokens:
     """Tokens whose logprobs are asked for; as in ``Packed``, and at least one.
 
-    No tuple: FSDP would cast its temperatures to the head's dtype. The host's copy tells of which
-    row each target is, which decides the shapes of chunks.
+    The host's copy tells of which row each target is, which decides the shapes of chunks.
     """
 
     temperature: Tensor
@@ -139,6 +140,7 @@ class PolicyModel(PackedModel):
             packed.logit_rows,
             packed.before,
             packed.experts,
+            packed.media,
         )
         logprobs, entropy = self.scorer(chosen, tokens)
         if not packed.counts or not packed.source.size:
@@ -263,8 +265,12 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU, *, exact: bool = Fa
         )
     model = PolicyModel(hf, attention_of(hf), device)
     model.weights = weights
+    if model.trunk is not model.hf.base_model:
+        folder = Path(spec.model_path)
+        model.tower = VisionTower(model.hf.base_model, folder, spec.run_folder, spec.vision)
     rows = torch.tensor([1, 3])
-    if model.computes_as(AutoModelForCausalLM, rows, lambda logits: logits[0, rows]):
+    auto = AutoModelForCausalLM if model.tower is None else AutoModelForImageTextToText
+    if model.computes_as(auto, rows, lambda logits: logits[0, rows]):
         return model
     raise ConfigError(
         f"{spec.setting}={spec.model_path!r}: {type(model.hf).__name__} changes logits after its "

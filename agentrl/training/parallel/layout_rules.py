@@ -21,6 +21,7 @@ _MEGATRON: Mapping[str, tuple[object, ...]] = {
     "TrainConfig.offload": ("none",),
     "TrainConfig.router_aux_loss": (0.0,),
     "TrainConfig.shard": ("full",),
+    "TrainConfig.vision": ("frozen",),
 }
 """The values that the Megatron backend heeds of settings that others have more of."""
 

@@ -112,6 +112,7 @@ class Role:
             extras=extras,
             cut=self._cut,
             length_of=rounded_length if self.spec.compile else None,
+            positions_of=self.backend.positions_of,
         )
 
 

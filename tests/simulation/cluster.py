@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from agentrl.errors import WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, NotResumable, cancelled_outcome
 from agentrl.rollouts.states.snapshots import EpisodeState
 from agentrl.types import (
+    Observation,
     SamplingParams,
     Segment,
     SegmentKind,
@@ -268,9 +270,7 @@ class Worker:
             self.cluster.workers.remove(self)
         refs, self._refs = self._refs, []
         for ref in refs:
-            self.time.at(
-                LATENCY_S, lambda ref=ref: ref.fail(ActorDiedError()), self.cluster.process
-            )
+            self.time.at(LATENCY_S, partial(ref.fail, ActorDiedError()), self.cluster.process)
 
     def hang(self, seconds: float) -> None:
         self.cut = True
@@ -432,7 +432,9 @@ class Worker:
                 return episode.ended
             if not episode.turns:
                 return NotResumable()
-            return EpisodeState(tuple(episode.turns), {}, StepResult(""), b"", 0, {}, None)
+            return EpisodeState(
+                tuple(episode.turns), {}, StepResult(Observation(())), b"", 0, {}, None
+            )
 
         rollouts = tuple(of(episode) for episode in group.episodes)
         return GroupState(

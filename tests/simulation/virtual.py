@@ -13,9 +13,14 @@ import queue
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import (  # type: ignore[import-untyped]
+    GreenletExit,
+    getcurrent,
+    greenlet,
+)
 
 from agentrl.controller.threads import Threads
 
@@ -235,7 +240,7 @@ class _Condition:
 
     def notify_all(self) -> None:
         for wake in list(self._waiting.values()):
-            self._process.time.at(0.0, lambda wake=wake: wake(True), self._process)
+            self._process.time.at(0.0, partial(wake, True), self._process)
 
 
 class _Mailbox:

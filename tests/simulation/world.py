@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,13 @@ class Scenario:
 
     @classmethod
     def drawn(cls, time: VirtualTime) -> Scenario:
-        """Sizes, a schedule and faults by the seed; a third of the seeds have each fault alone, a
-        third several, a third none."""
+        """Sizes, a schedule, and none, some or all of the faults, by the seed."""
         rng = time.random
         size, group = rng.choice((1, 2, 4)), rng.choice((1, 2, 4, 32))
         staleness = rng.choice((0, 0, 1, 2))
-        stage = StageConfig(
-            name="rl",
-            train={"batch_prompts": size, "steps": rng.choice((6, 12))},
-            rollout={
+        sections: dict[str, Any] = {
+            "train": {"batch_prompts": size, "steps": rng.choice((6, 12))},
+            "rollout": {
                 "group_size": group,
                 "schedule": "async" if staleness else "sync",
                 "max_staleness": staleness,
@@ -94,8 +93,9 @@ class Scenario:
                 "max_resample_ratio": 0.0,
                 "oversample": rng.choice((0.0, 0.0, 0.5)),
             },
-            checkpoint={"every": rng.choice((1, 2, 5)), "asynchronous": rng.random() < 0.5},
-        )
+            "checkpoint": {"every": rng.choice((1, 2, 5)), "asynchronous": rng.random() < 0.5},
+        }
+        stage = StageConfig(name="rl", **sections)
         never = float("inf")
         usual = {
             "worker_dies_s": 30.0,
@@ -508,7 +508,7 @@ class Driver:
             pool.setup("a stage")  # type: ignore[arg-type]
             self.service = RolloutService(
                 stage,
-                _Watched(pool, self.checks),  # type: ignore[arg-type]
+                _Watched(pool, self.checks),
                 PromptSampler(TASKS, Uniform(UniformSettings(), TASKS, seed=0, shuffle=False)),
                 self.ledger,
                 rollouts,
@@ -522,9 +522,9 @@ class Driver:
             self.checkpointing = Checkpointing(
                 stage.name,
                 checkpoints,
-                [self.learner],
+                [self.learner],  # type: ignore[list-item]
                 self.service,
-                self.recorder,  # type: ignore[list-item,arg-type]
+                self.recorder,  # type: ignore[arg-type]
             )
             try:
                 state = train(_Run(self, restored))  # type: ignore[arg-type]
@@ -588,6 +588,7 @@ class World:
         self.scenario = self.given or own
         self.cluster = Cluster(self.time, self.scenario.num_nodes, self.scenario.faults)
         self._truths = 0
+        self.driver: Driver
         self.killers: set[int] = set()
         """Groups that took three workers with them: a batch may lack them."""
 
@@ -649,8 +650,11 @@ class World:
             self.time.at(LIFELINE_S, self.cluster.end_all, self.cluster.process)
             until = self.time.now_s + 2 * LIFELINE_S
             self.time.at(2 * LIFELINE_S, lambda: None, self.cluster.process)
-            self.time.run(lambda until=until: self.time.now_s >= until, HORIZON_S)
+            self.time.run(partial(self._it_is, until), HORIZON_S)
         raise BrokenRuleError(f"{MAX_DRIVERS} drivers did not bring the run to its end")
+
+    def _it_is(self, then_s: float) -> bool:
+        return self.time.now_s >= then_s
 
     def _driver_is_over(self) -> bool:
         return self.driver.is_over or self.driver.process.error is not None

@@ -11,14 +11,14 @@ import torch
 from agentrl.errors import DataError
 from agentrl.render.vision import image_positions, load_image_processor, prepare_pixels
 from agentrl.types import Image
-from tests.tiny_vision import MERGE, picture, write_qwen_vl
+from tests.tiny_vision import FAMILIES, MERGE, picture, write_qwen_vl
 
 SIZES = ((84, 56), (28, 28), (28, 84))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_qwen_vl(tmp_path_factory.mktemp("vl"))
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    return write_qwen_vl(tmp_path_factory.mktemp("vl"), family=request.param)
 
 
 def test_positions_are_those_of_the_family(folder: Path) -> None:

@@ -12,7 +12,13 @@ from agentrl.render.families.chatml import (
 from agentrl.render.renderer import Renderer
 from agentrl.render.renderer_spec import RendererSpec
 from agentrl.render.template_renderer import TemplateRenderer
-from agentrl.render.vision import load_image_processor, sees_images
+from agentrl.render.vision import (
+    Pixels,
+    image_positions,
+    load_image_processor,
+    prepare_pixels,
+    sees_images,
+)
 
 __all__ = [
     "CHATML_TEMPLATE",
@@ -20,11 +26,14 @@ __all__ = [
     "ChatMLStyle",
     "Piece",
     "PieceEncoder",
+    "Pixels",
     "Renderer",
     "RendererSpec",
     "Source",
     "TemplateRenderer",
     "chatml_pieces",
+    "image_positions",
     "load_image_processor",
+    "prepare_pixels",
     "sees_images",
 ]

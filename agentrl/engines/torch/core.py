@@ -118,6 +118,8 @@ class TorchScheduler:
             if self._life.fault:
                 raise self._life.error()
             require_new(request, self._jobs)
+            if self._weights.images is not None:
+                job.images = self._weights.images.mark(job.ids, request)
         except EngineError as error:
             self._answer(job, error)
             return

@@ -75,7 +75,12 @@ class TorchEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``. A session's requests run one after the other."""
-        check_request(request, self.info(), stop_strings=self._place.decode is not None)
+        check_request(
+            request,
+            self.info(),
+            stop_strings=self._place.decode is not None,
+            images=self._model.images is not None,
+        )
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         job = ScheduledRequest(
             request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.engines.torch.model.images import ServedImage
 from agentrl.errors import EngineError
 from agentrl.types import (
     Completion,
@@ -40,6 +41,7 @@ class ScheduledRequest:
         experts: parts of the record from the request's first position on, as it was when each
             token was read first: what is read again under newer weights keeps its own.
         row: the decode row while it runs.
+        images: of negative ids, served as long as they live.
     """
 
     request: GenerateRequest
@@ -53,6 +55,7 @@ class ScheduledRequest:
     )
     experts: list[Experts] = field(default_factory=list)
     row: int | None = None
+    images: Sequence[ServedImage] = ()
     cached_tokens: int = 0
     kv_tokens: int | None = None
     answer: Completion | EngineError = field(init=False)

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from agentrl.types import Experts, RoutingShape
 
-Parked: TypeAlias = tuple[Tensor, Tensor]
-"""A row's KV ``[2, layers, K, length, E]`` and experts ``[length, L, k]``, outside the cache."""
+Parked: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""A row's KV ``[2, layers, K, length, E]``, experts ``[length, L, k]`` and shifts ``[length + 1]``,
+outside the cache.
+"""
 
 _ALIGN = 16
 
@@ -31,7 +33,7 @@ class KVShape:
 class KVCache:
     """Keys and values ``[layers, rows, K, capacity, E]`` and the decode mask ``bias``
     ``[rows, K, capacity]``; of a mixture also what made them, the experts ``[rows, capacity, L,
-    k]``.
+    k]``; and by how much the position of each place was shifted by the images before it.
 
     ``capacity`` exceeds ``max_keys`` (the context, in whole blocks of ``block`` keys): the last
     position, ``trash``, takes the writes of padding and of rows that are not running, and is never
@@ -71,6 +73,9 @@ class KVCache:
             (rows, self.capacity, *chosen), dtype=torch.int16, device=device
         )
 
+        # one more: what follows the last position
+        self._shifts = torch.zeros((rows, self.capacity + 1), dtype=torch.int64, device=device)
+
     def in_blocks(self, keys: int) -> int:
         """So many keys, rounded up to whole blocks."""
         return -(-keys // self._block) * self._block
@@ -104,6 +109,14 @@ class KVCache:
         found = chosen.view(*positions_nT.shape, *chosen.shape[1:])
         self._experts[rows_n[:, None], positions_nT] = found.to(self._experts.dtype)
 
+    def shifts(self, rows_n: Tensor, positions_nT: Tensor) -> Tensor:
+        """``[n, T]`` what is added to the number of a place to give its position in the text."""
+        return self._shifts[rows_n[:, None], positions_nT]
+
+    def note_shifts(self, rows_n: Tensor, positions_nT: Tensor, behind_nT: Tensor) -> None:
+        """Keeps the shifts of the places behind those that a forward has read."""
+        self._shifts[rows_n[:, None], positions_nT + 1] = behind_nT.expand_as(positions_nT)
+
     def read_experts(self, row: int, first: int, end: int) -> Experts | None:
         """``[end - first, L, k]`` a copy of a row's experts; None of a dense model."""
         if self.routing is None:
@@ -120,16 +133,24 @@ class KVCache:
         """Copies the first ``length`` positions of a row into another."""
         self._both[:, :, target, :, :length] = self._both[:, :, source, :, :length]
         self._experts[target, :length] = self._experts[source, :length]
+        self._shifts[target, : length + 1] = self._shifts[source, : length + 1]
 
     def take(self, row: int, length: int) -> Parked:
         """A copy of a row, to be parked."""
-        return self._both[:, :, row, :, :length].clone(), self._experts[row, :length].clone()
+        parts = (
+            self._both[:, :, row, :, :length],
+            self._experts[row, :length],
+            self._shifts[row, : length + 1],
+        )
+        both, experts, shifts = (part.clone() for part in parts)
+        return both, experts, shifts
 
     def give(self, row: int, parked: Parked) -> None:
         """Puts a parked copy into a row."""
-        both, experts = parked
+        both, experts, shifts = parked
         self._both[:, :, row, :, : both.shape[3]] = both
         self._experts[row, : len(experts)] = experts
+        self._shifts[row, : len(shifts)] = shifts
 
     def clear_row(self, row: int) -> None:
         """Zeroes a row, so that no NaN remains in it."""

@@ -70,7 +70,8 @@ class TorchEngineSpec(EngineSpec):
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``."""
-        return EngineTraits(deterministic=True, gpus=int(self.device != "cpu"), routed_experts=True)
+        gpus = int(self.device != "cpu")
+        return EngineTraits(deterministic=True, images=True, gpus=gpus, routed_experts=True)
 
     def resolve(self, place: EnginePlace) -> EnginePlace:
         """See ``EngineSpec.resolve``.

@@ -45,7 +45,7 @@ def test_beside_the_names_of_foreign_keys_two_files_name_it(name: str) -> None:
 
 def test_advice_names_the_engines_that_have_the_ability() -> None:
     assert engines_with("returns_ids") == "'vllm' or 'torch' or 'sglang'"
-    assert engines_with("returns_ids", "images") == "'vllm' or 'sglang'"
+    assert engines_with("returns_ids", "images") == "'vllm' or 'torch' or 'sglang'"
     assert engines_with("deterministic") == "'torch'"
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image as Pictures
 
 from agentrl.cli.main import run
 from agentrl.config.load import load_config
@@ -21,7 +18,7 @@ from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.envs import EnvSpec, Rubric, ToolEnv
 from agentrl.errors import EngineError
-from agentrl.render import RendererSpec, load_image_processor
+from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec, run_episode
 from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.run.collection import collect
@@ -30,14 +27,9 @@ from agentrl.tools import parser_for
 from agentrl.types import (
     GenerateRequest,
     Image,
-    Message,
-    SamplingParams,
     Task,
-    Trajectory,
-    concat_ids,
-    concat_media,
-    with_images,
 )
+from tests.engines.seen import asked, assert_own_logprobs, check_logprobs
 from tests.engines.sglang.models import logprobs, made
 from tests.rollouts.bytewise import Built, length_reward
 from tests.tiny_vision import picture, write_qwen_vl
@@ -70,64 +62,6 @@ def reference(folder: Path) -> Any:
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     return Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def asked(folder: Path, name: str, *parts: str | bytes, **sampling: Any) -> GenerateRequest:
-    """A request whose prompt is one user's message."""
-    content = [
-        {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p}
-        for p in parts
-    ]
-    message: Message = {"role": "user", "content": content}
-    segments = (
-        RendererSpec(str(folder), chat_template="chatml").build().prompt(with_images([message]))
-    )
-    images = tuple(Image.read(part) for part in parts if isinstance(part, bytes))
-    chosen = SamplingParams(**{"max_new_tokens": 16} | sampling)
-    return GenerateRequest(
-        name,
-        name,
-        concat_ids(segments),
-        chosen,
-        seed=0,
-        media=concat_media(segments),
-        images=images,
-    )
-
-
-def assert_own_logprobs(
-    reference: Any,
-    folder: Path,
-    request: GenerateRequest,
-    sampled: list[int],
-    recorded: np.ndarray,
-) -> None:
-    """The recorded logprobs are those of transformers' own forward.
-
-    They are compared up to an image's token that the policy sampled by chance: it ends an
-    episode, and the reference takes none without an image.
-    """
-    images = {reference.config.image_token_id, reference.config.video_token_id}
-    known = list(takewhile(lambda token: token not in images, sampled))
-    np.testing.assert_allclose(
-        recorded[: len(known)], own_logprobs(reference, folder, request, known), atol=1e-4
-    )
-
-
-def own_logprobs(
-    reference: Any, folder: Path, request: GenerateRequest, ids: list[int]
-) -> np.ndarray:
-    """log p of each of ``ids`` after the request, by transformers' own forward."""
-    pictures = [Pictures.open(io.BytesIO(image.bytes())) for image in request.images]
-    seen = load_image_processor(folder)(images=pictures, return_tensors="pt") if pictures else {}
-    sequence = torch.tensor([[*request.token_ids.tolist(), *ids]])
-    kinds = (sequence == reference.config.image_token_id).int()
-    with torch.no_grad():
-        table = (
-            reference(input_ids=sequence, mm_token_type_ids=kinds, **seen).logits[0].log_softmax(-1)
-        )
-    start = request.token_ids.size
-    return np.array([float(table[start + n - 1, token]) for n, token in enumerate(ids)])
 
 
 async def test_logprobs_are_the_models_own(
@@ -208,29 +142,7 @@ async def test_an_episode_with_images_from_the_task_and_from_a_tool(
     assert all(trajectory.status.finished for trajectory in played)
     assert max(len(trajectory.turns) for trajectory in played) == 3
     for trajectory in played:
-        check_logprobs(trajectory, reference, folder)
-
-
-def check_logprobs(trajectory: Trajectory, reference: Any, folder: Path) -> None:
-    """Every turn's recorded logprobs are the model's own."""
-    for turn in trajectory.turns:
-        ids = trajectory.sequence(turn.index)
-        sampled = [int(i) for s in turn.completion for i in s.token_ids]
-        segments = [
-            s for index in trajectory.path(turn.index) for s in trajectory.turns[index].segments
-        ]
-        media = concat_media(segments)
-        given = GenerateRequest(
-            "r",
-            "r",
-            ids[: ids.size - len(sampled)],
-            SamplingParams(1),
-            seed=0,
-            media=media,
-            images=tuple(trajectory.images()[span.sha256] for span in media),
-        )
-        recorded = np.concatenate([s.logprobs for s in turn.completion if s.logprobs is not None])
-        assert_own_logprobs(reference, folder, given, sampled, recorded)
+        check_logprobs(trajectory, trajectory.images(), reference, folder)
 
 
 class Gallery(ToolEnv):

@@ -13,8 +13,8 @@ import torch
 
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.rollouts.token_consistency import assert_token_consistency
+from tests.engines.seen import asked, assert_own_logprobs
 from tests.engines.sglang.models import logprobs, made
-from tests.engines.sglang.test_sglang_images import asked, assert_own_logprobs
 from tests.engines.vllm.conftest import specified
 from tests.tiny_vision import picture, write_qwen_vl
 

@@ -39,6 +39,10 @@ FAMILIES: Mapping[str, DecoderFamily] = {
 """By ``model_type``."""
 
 
+VISION = ("qwen2_5_vl", "qwen3_vl")
+"""Families that see images and are served with them, by ``model_type``."""
+
+
 @dataclass(frozen=True, slots=True)
 class MixtureFamily:
     """How a family's mixture of experts routes a token.

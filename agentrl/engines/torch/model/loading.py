@@ -11,8 +11,10 @@ from torch import Tensor
 
 from agentrl.engines.base import EnginePlace, ServedDtype
 from agentrl.engines.torch.model.decoder import DecoderWeights
-from agentrl.engines.torch.model.families import computed
+from agentrl.engines.torch.model.families import VISION, computed
+from agentrl.engines.torch.model.images import ServedImages
 from agentrl.engines.torch.model.served_model import ServedModel
+from agentrl.engines.torch.model.transformers_check import unserved
 from agentrl.engines.torch.model.transformers_model import (
     TransformersModel,
     config_module,
@@ -54,6 +56,9 @@ def load_model(
         )
     folder = Path(place.model)
     values = read_config(folder) if config is None else config
+    kind = str(values.get("model_type"))
+    if "vision_config" in values and kind not in VISION:
+        raise unserved(kind, f"of models that see images it serves {' and '.join(VISION)}")
     dtype = getattr(torch, place.dtype)
     exact = place.deterministic and device.type == "cpu" and computed(values)
     if computed(values) and not exact:
@@ -64,7 +69,12 @@ def load_model(
         return weights
     module = folder_module(folder, dtype) if state_dict is None else config_module(values, dtype)
     return TransformersModel(
-        module, device, state_dict, deterministic=place.deterministic, exact=exact
+        module,
+        device,
+        state_dict,
+        deterministic=place.deterministic,
+        exact=exact,
+        images=ServedImages(module, folder) if kind in VISION else None,
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from agentrl.engines.checks import PutTensors
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
+from agentrl.engines.torch.model.images import ServedImages
 from agentrl.engines.torch.row_layout import Blocks
 from agentrl.errors import EngineError
 
@@ -103,6 +104,7 @@ class ServedModel(ABC):
         places: of every tensor that an update must put, by its Hugging Face name.
         optional: of those that it may put too.
         aliases: other names of tensors in ``places``.
+        images: those that it is shown; None of a model of text alone.
     """
 
     kind: str
@@ -112,6 +114,7 @@ class ServedModel(ABC):
     kv_shape: KVShape
     key_block = 16
     exact = False
+    images: ServedImages | None = None
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype

@@ -19,11 +19,9 @@ from transformers import Cache
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.model.fixed_shapes import KEYS
-from agentrl.engines.torch.model.transformers_decoder import (
-    CacheMasks,
-    MaskKind,
-    TransformersDecoder,
-)
+from agentrl.engines.torch.model.image_decoder import decoder_of
+from agentrl.engines.torch.model.images import ServedImages
+from agentrl.engines.torch.model.transformers_decoder import CacheMasks, MaskKind
 from agentrl.engines.torch.prefill import Prefiller, WaitingPrefill
 from agentrl.errors import EngineError
 
@@ -49,12 +47,15 @@ def unserved(model_type: str, cause: str) -> EngineError:
     )
 
 
-def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, CacheMasks]:
+def prove(
+    module: Any, kinds: tuple[MaskKind, ...], images: ServedImages | None = None
+) -> tuple[KVShape, CacheMasks]:
     """Finds the shape of a model's KV and the form of its masks.
 
     Args:
         module: a causal language model with its weights.
         kinds: forms of its masks, tried in this order.
+        images: of a model that sees: one is tried too, cut by a chunk's end.
 
     Raises:
         EngineError: none of them gives what the model computes alone, or it keeps no keys and
@@ -69,7 +70,7 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, CacheMasks
             # the short sequence is to outgrow it
             config.sliding_window = min(window, _WINDOW)
         for kind in kinds:
-            cause = _disagreement(module, shape, CacheMasks(kind, min(window, _WINDOW)))
+            cause = _disagreement(module, shape, CacheMasks(kind, min(window, _WINDOW)), images)
             if cause is None:
                 return shape, CacheMasks(kind, window)
             causes.append(f"with masks {kind!r} {cause}")
@@ -145,12 +146,18 @@ def _kv_shape(module: Any, model_type: str) -> KVShape:
     return KVShape(max(seen) + 1, max(heads), max(widths))
 
 
-def _disagreement(module: Any, shape: KVShape, masks: CacheMasks) -> str | None:
+def _disagreement(
+    module: Any, shape: KVShape, masks: CacheMasks, images: ServedImages | None
+) -> str | None:
     """How the two ways differ, or None where they agree."""
     ids = _drawn(module, _LENGTH)
+    given = {"input_ids": ids[None]}
+    if images is not None:
+        # held, for it is served as long as it lives
+        ids, given, _held = images.trial(ids)
     try:
-        alone = module(input_ids=ids[None], use_cache=False).logits[0].float()
-        over_rows = _over_rows(module, shape, masks, ids, (_FIRST, _SECOND))
+        alone = module(**given, use_cache=False).logits[0].float()
+        over_rows = _over_rows(module, shape, masks, ids, (_FIRST, _SECOND), images=images)
     except Exception as error:  # noqa: BLE001  (a family's own code, given masks that it may not know: refused by name)
         return f"it raises {type(error).__name__}: {error}"
     expected = alone[[end - 1 for end in over_rows]]
@@ -178,12 +185,13 @@ def _over_rows(
     ends: tuple[int, ...],
     *,
     rows: int = 2,
+    images: ServedImages | None = None,
 ) -> dict[int, Tensor]:
     """Logits by the number of tokens behind which they come: after padded chunks with these ends
     in the last of some rows, then token by token beside idle ones.
     """
     kv = KVCache(shape, rows, ids.numel(), module.dtype, module.device, KEYS)
-    decoder = TransformersDecoder(module, kv, masks)
+    decoder = decoder_of(module, kv, masks, None, images)
     prefiller = Prefiller(decoder, kv, 1, ids.device, fixed=True)
     known = ids.cpu().numpy().astype(np.int32)
     logits = {}

@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model import fixed_shapes
 from agentrl.engines.torch.model.expert_recorder import ExpertRecorder
+from agentrl.engines.torch.model.families import VISION
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
+from agentrl.engines.torch.model.image_decoder import decoder_of
+from agentrl.engines.torch.model.images import ServedImages
 from agentrl.engines.torch.model.quiet import quiet_transformers
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
 from agentrl.engines.torch.model.transformers_check import prove, require_exact, unserved
@@ -27,7 +30,7 @@ from agentrl.engines.torch.model.transformers_decoder import (
     MaskKind,
     TransformersDecoder,
 )
-from agentrl.engines.weights import num_experts
+from agentrl.engines.weights import num_experts, read_config
 from agentrl.errors import EngineError
 
 _log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class TransformersModel(ServedModel):
         tensors: its weights; None where the module has them.
         deterministic: whether the engine is to be exact to the last bit.
         exact: whether it is to compute in fixed shapes, as the trainer does (``fixed_shapes``).
+        images: that it is shown; None for a model of text alone.
 
     Raises:
         EngineError: a model that cannot be served so, by what it lacks, a tensor that is missing,
@@ -63,15 +67,17 @@ class TransformersModel(ServedModel):
         *,
         deterministic: bool,
         exact: bool = False,
+        images: ServedImages | None = None,
     ) -> None:
         super().__init__(module.dtype, device)
         self._module = module.to(device).eval().requires_grad_(False)
         config = module.config.get_text_config(decoder=True)
         _refuse_what_cannot_be(module, config, deterministic=deterministic)
-        self.kind = config.model_type
+        self.kind = module.config.model_type
         self.vocab_size = int(config.vocab_size)
         self.num_heads = int(config.num_attention_heads)
         self.max_positions = _positions(config)
+        self.images = images
         self._place_parameters()
         saved = module.state_dict()
         self.optional = {
@@ -85,7 +91,7 @@ class TransformersModel(ServedModel):
             self.renew()
         else:
             self.load(tensors.items())
-        shape, self._masks = prove(module, _mask_kinds(config))
+        shape, self._masks = prove(module, _mask_kinds(config), images)
         recorder = ExpertRecorder(module)
         self.kv_shape = replace(shape, routing=recorder.routing)
         self._recorder = recorder if recorder.routing else None
@@ -127,12 +133,14 @@ class TransformersModel(ServedModel):
 
     def forward_over(self, kv: KVCache) -> TransformersDecoder:
         """See ``ServedModel``."""
-        return TransformersDecoder(self._module, kv, self._masks, self._recorder)
+        return decoder_of(self._module, kv, self._masks, self._recorder, self.images)
 
     def renew(self) -> None:
         """See ``ServedModel``."""
         if self._head is not None:
             self._head.renew()
+        if self.images is not None:
+            self.images.renew()
 
 
 def folder_module(folder: Path, dtype: torch.dtype) -> Any:
@@ -142,7 +150,7 @@ def folder_module(folder: Path, dtype: torch.dtype) -> Any:
         EngineError: transformers cannot read it, or it lacks weights.
     """
     with quiet_transformers(), _built(f"EnginePlace.model={str(folder)!r}"):
-        module, found = AutoModelForCausalLM.from_pretrained(
+        module, found = _kind_of_model(read_config(folder)).from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
     if missing := sorted(found["missing_keys"]):
@@ -161,7 +169,7 @@ def config_module(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         EngineError: transformers cannot build it.
     """
     with _built(f"model_type={config.get('model_type')!r}"):
-        return AutoModelForCausalLM.from_config(hugging_face_config(config), dtype=dtype)
+        return _kind_of_model(config).from_config(hugging_face_config(config), dtype=dtype)
 
 
 def hugging_face_config(config: Mapping[str, Any]) -> Any:
@@ -174,6 +182,11 @@ def hugging_face_config(config: Mapping[str, Any]) -> Any:
     kind = values.pop("model_type", None)
     with _built(f"model_type={kind!r}"):
         return AutoConfig.for_model(kind, **values)
+
+
+def _kind_of_model(config: Mapping[str, Any]) -> Any:
+    sees = config.get("model_type") in VISION
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 class _Made:
@@ -271,11 +284,17 @@ def _refuse_what_cannot_be(module: Any, config: Any, *, deterministic: bool) -> 
         cause = f"its output layer is {type(output).__name__}, not Linear"
     if cause:
         raise unserved(config.model_type, cause)
-    if deterministic and num_experts(config.to_dict()):
+    if not deterministic:
+        return
+    if num_experts(config.to_dict()):
+        cause = "a mixture of experts has not (its tokens are shared out among them)"
+    elif module.config.model_type in VISION:
+        cause = "a model that sees has not (its tower computes each image in its own size)"
+    if cause:
         raise EngineError(
-            "EnginePlace.deterministic needs forward passes of fixed shapes, which a mixture of "
-            f"experts has not (its tokens are shared out among them), got {config.model_type!r}; "
-            "choose a dense model, or set EnginePlace.deterministic=false",
+            f"EnginePlace.deterministic needs forward passes of fixed shapes, which {cause}, got "
+            f"{module.config.model_type!r}; choose a dense model of text alone, or set "
+            "EnginePlace.deterministic=false",
             retryable=False,
         )
 

@@ -205,7 +205,7 @@ def _hold_close(found: Any, wanted: Any) -> None:
 def _shard(actor: Actor) -> BatchShard:
     """Two groups of two samples in two micro-batches, with advantages."""
     total, num = sum(_LENGTHS), len(_LENGTHS)
-    rows = np.arange(num, dtype=np.int32)
+    rows, zeros = np.arange(num, dtype=np.int32), np.zeros(num, np.float32)
     rng = np.random.default_rng(0)
     ids = rng.integers(0, min(64, actor.facts().vocab_size), total).astype(np.int32)
     kind = np.full(total, SegmentKind.POLICY, dtype=np.int8)
@@ -229,10 +229,12 @@ def _shard(actor: Actor) -> BatchShard:
         group_index=(rows // 2).astype(np.int64),
         rollout_index=rows % 2,
         weight=np.ones(num),
-        **dict.fromkeys(("truncated", "interrupted"), np.zeros(num, np.bool_)),
-        **dict.fromkeys(
-            ("turn_reward", "turn_credit", "reward", "credit"), np.zeros(num, np.float32)
-        ),
+        turn_reward=zeros,
+        turn_credit=zeros,
+        reward=zeros,
+        credit=zeros,
+        truncated=zeros > 0,
+        interrupted=zeros > 0,
         advantages=np.repeat([1.0, -1.0, 0.5, -0.5], _LENGTHS).astype(np.float32) * mask,
     )
     layout = Layout(1, 20, actor.facts().length_scale)

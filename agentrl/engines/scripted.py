@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -25,6 +25,7 @@ from agentrl.types import (
     TokenUsage,
 )
 from agentrl.types.arrays import F32, I32, common_prefix
+from agentrl.types.clock import PausableTimeout
 
 if TYPE_CHECKING:
     import torch
@@ -35,9 +36,6 @@ Script: TypeAlias = (
     | Mapping[str, Sequence[Sequence[int]]]
     | Sequence[Sequence[int]]
 )
-
-# time of a loop at which a wait expires that an abort ends
-_ENDED = 0.0
 
 
 @dataclass(eq=False)
@@ -77,7 +75,8 @@ class ScriptedEngine:
         self._turns: dict[str, int] = {}
         self._kv: dict[str, I32] = {}
         self._checksums: dict[str, int] = {}
-        self._waits: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = {}
+        self._waits: dict[str, tuple[asyncio.AbstractEventLoop, PausableTimeout]] = {}
+        self._aborted: set[str] = set()
         self._life = EngineLife(policy_version)
         # guards what runs and who waits: requests come from any event loop, moves from the owner's
         # thread
@@ -93,7 +92,8 @@ class ScriptedEngine:
         self.requests.append(request)
         if call in self.failures:
             raise self.failures[call]
-        scope = asyncio.timeout(request.deadline_s)
+        limit_s = math.inf if request.deadline_s is None else request.deadline_s
+        scope = PausableTimeout(limit_s, self._life.clock)
         self._waits[request.request_id] = (asyncio.get_running_loop(), scope)
         try:
             async with scope:
@@ -105,7 +105,7 @@ class ScriptedEngine:
                 raise
             if self._life.closed:
                 raise self._life.error() from None
-            if scope.when() == _ENDED:
+            if request.request_id in self._aborted:
                 return self._completion(request, [], "abort")
             raise EngineError(
                 f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; "
@@ -113,6 +113,7 @@ class ScriptedEngine:
             ) from None
         finally:
             del self._waits[request.request_id]
+            self._aborted.discard(request.request_id)
             with self._state:
                 self._running.discard(request.request_id)
                 self._state.notify_all()
@@ -121,6 +122,7 @@ class ScriptedEngine:
         """Ends requests that wait for their latency, with finish_reason ``abort`` and no token."""
         for request_id in request_ids:
             if request_id in self._waits:
+                self._aborted.add(request_id)
                 _end(*self._waits[request_id])
 
     async def release(self, session_id: str) -> None:
@@ -230,8 +232,13 @@ class ScriptedEngine:
                     return
                 woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._sleepers.append(woken)
-            # It is woken by its cancellation, of which ``wait`` makes no exception.
-            await asyncio.wait([woken])
+            try:
+                # It is woken by its cancellation, of which ``wait`` makes no exception.
+                await asyncio.wait([woken])
+            finally:
+                with self._state:
+                    if woken in self._sleepers:  # it was ended in the pause
+                        self._sleepers.remove(woken)
 
     def _wake_sleepers(self) -> None:
         with self._state:
@@ -342,12 +349,6 @@ class ScriptedUpdateSession:
         raise EngineError(f"weight update: {problem}", retryable=False)
 
 
-def _end(loop: asyncio.AbstractEventLoop, scope: asyncio.Timeout) -> None:
+def _end(loop: asyncio.AbstractEventLoop, scope: PausableTimeout) -> None:
     """Ends a request's wait, from any thread; later than its answer that changes nothing."""
-
-    def expire() -> None:
-        with contextlib.suppress(RuntimeError):
-            # it is over
-            scope.reschedule(_ENDED)
-
-    loop.call_soon_threadsafe(expire)
+    loop.call_soon_threadsafe(scope.spend)

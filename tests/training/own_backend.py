@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,31 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from agentrl.errors import ConfigError
 from agentrl.training import DistSpec, ModelInfo, TrainBackend
 from agentrl.training.backends.backend import Loss, MicroBatches, OptimizerStep, RoleModel, StatSum
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
+from agentrl.training.parallel.shards import WeightPart
+from agentrl.types import Part
 
-__all__ = ["Careless", "Forgetful", "Loop"]
+__all__ = [
+    "Absent",
+    "AnotherModel",
+    "Averaging",
+    "Careless",
+    "Forgetful",
+    "HalfBlind",
+    "Late",
+    "Loop",
+    "LosesMoments",
+    "OnlyTrains",
+    "Overwrites",
+    "Rounds",
+    "SumsNothing",
+    "Unnamed",
+]
 
 
 class Loop(TrainBackend):
@@ -117,3 +137,97 @@ class Careless(Loop):
         self._optimizer.step()
         self._optimizer.zero_grad()
         return OptimizerStep(float(norm), None, len(self.state()))
+
+
+class Absent(Loop):
+    """Cannot be built."""
+
+    @classmethod
+    def build(cls, spec: ModelSpec, asked: RoleModel, place: DistSpec) -> Loop:
+        raise ConfigError("the machine has no such device")
+
+
+class AnotherModel(Loop):
+    """Counts its parameters wrongly."""
+
+    @classmethod
+    def build(cls, spec: ModelSpec, asked: RoleModel, place: DistSpec) -> Loop:
+        made = super().build(spec, asked, place)
+        made.info = replace(made.info, num_parameters=1)
+        return made
+
+
+class OnlyTrains(Loop):
+    """Answers for a model that it trains alone."""
+
+    @classmethod
+    def build(cls, spec: ModelSpec, asked: RoleModel, place: DistSpec) -> Loop:
+        assert asked.trains, "a frozen model"
+        return super().build(spec, asked, place)
+
+
+class Overwrites(Loop):
+    """Keeps the gradient of the last run alone."""
+
+    def run(self, micro_batches: MicroBatches, loss: Loss) -> StatSum:
+        self._optimizer.zero_grad()
+        return super().run(micro_batches, loss)
+
+
+class Averaging(Loop):
+    """Halves the gradient of one tensor, which the norm hardly shows."""
+
+    def run(self, micro_batches: MicroBatches, loss: Loss) -> StatSum:
+        stats = super().run(micro_batches, loss)
+        self.model.model.norm.weight.grad *= 0.5
+        return stats
+
+
+class HalfBlind(Loop):
+    """Finds every token less likely than it is."""
+
+    def _answer(self, packed: Packed) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = super()._answer(packed)
+        return logprobs - 0.1, entropy
+
+
+class Unnamed(Loop):
+    """Gives tensors by names of its own."""
+
+    def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        for name, one in super().weights(dtype):
+            yield f"own.{name}", one
+
+
+class SumsNothing(Loop):
+    """Tells parts that are not its weights."""
+
+    def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
+        for part in super().parts(dtype):
+            yield replace(part, tensor=part.tensor + 1)
+
+
+class LosesMoments(Loop):
+    """Does not keep the optimizer's state while its memory is given away."""
+
+    def keep_away(self, parts: Collection[Part]) -> None:
+        self._optimizer.state.clear()
+
+
+class Late(Loop):
+    """Writes a checkpoint when it is asked what became of it."""
+
+    def begin_save(self, folder: Path, **given: Any) -> None:
+        self._asked = (folder, given)
+
+    def save_result(self, *, wait: bool) -> Any:
+        folder, given = self._asked
+        super().begin_save(folder, **given)
+        return super().save_result(wait=wait)
+
+
+class Rounds(Loop):
+    """Exports numbers of fewer bits."""
+
+    def export(self, source: Path, folder: Path) -> None:
+        copy.deepcopy(self.model).to(torch.bfloat16).save_pretrained(folder)

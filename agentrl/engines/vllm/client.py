@@ -164,7 +164,7 @@ class VLLMClient(HttpClient):
         await self._order("/resume")
 
     async def release(self, tags: Sequence[Tag], *, running: int) -> None:
-        """Gives memory back.
+        """Gives memory back; a server without ``--enable-sleep-mode`` keeps it.
 
         Args:
             tags: what; graphs are never released.
@@ -180,6 +180,8 @@ class VLLMClient(HttpClient):
                 "set rollout.pause_mode=drain",
                 retryable=False,
             )
+        if not (self._config.get("model_config") or {}).get("enable_sleep_mode"):
+            return
         if "weights" in tags:
             await self._order("/sleep", level="2", mode="keep")
         elif "kv_cache" in tags:

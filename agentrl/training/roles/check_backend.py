@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from agentrl.algorithms import make_algorithm
 from agentrl.engines.checksum import tensor_checksum
+from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import TrainBackend
 from agentrl.training.backends.find import find_backend
 from agentrl.training.data.partition import Layout, partition, sample_weights, shards
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.process_group import DistSpec, join
 from agentrl.training.roles.actor import Actor, ActorSpec
+from agentrl.training.roles.policy import Reference, ReferenceSpec
 from agentrl.types import Batch, BatchShard, SegmentKind
 from agentrl.types.user_code.contract import Contract, hold
 
@@ -28,6 +31,10 @@ _LENGTHS = (9, 7, 12, 8)
 _PROMPT = 3
 _CLOSE = 1e-4
 """Of two numbers, absolute and as a share: float32 in another order of sums."""
+_OPTIM = OptimSpec(lr=1e3, eps=1e3, clip_grad_norm=None)
+"""Moves each weight by its gradient in the first step: the second moment is nothing beside eps."""
+_SEEN = 1e-2
+"""The gradients that are held apart: those above this share of the model's largest one."""
 
 
 def check_backend(backend: str, model_path: str | Path, *, place: DistSpec | None = None) -> None:
@@ -63,8 +70,7 @@ class _CheckedBackend(Contract):
     def _actor(self, backend: str) -> Actor:
         # grpo's loss of a ratio of 1 has a gradient, and "rollout" needs no other pass
         algorithm = make_algorithm("grpo", {"old_logprobs": "rollout"})
-        spec = ActorSpec(self._model_path, algorithm, OptimSpec(lr=1e-3), backend=backend)
-        return Actor(spec, self._place)
+        return Actor(ActorSpec(self._model_path, algorithm, _OPTIM, backend=backend), self._place)
 
     def check(self) -> None:
         """All rules, on one actor."""
@@ -75,15 +81,43 @@ class _CheckedBackend(Contract):
             return
         self._information(own.backend)
         self._weights(own, "at first")
-        with self.rule("infer() gives the logprobs of the wanted tokens"):
-            _hold_close(own.logprobs(self._shard), self._plain.logprobs(self._shard))
-        for number in (1, 2):
-            with self.rule(f"run() and step() take optimizer step {number}"):
-                _hold_close(self._update(own), self._update(self._plain))
+        with self.rule("infer() gives the logprobs of the wanted tokens, also of a frozen model"):
+            frozen = Reference(ReferenceSpec(self._model_path, backend=self._backend), self._place)
+            wanted = self._plain.logprobs(self._shard)["old_logprobs"]
+            _hold_close(own.logprobs(self._shard), {"old_logprobs": wanted})
+            _hold_close(frozen.logprobs(self._shard), {"ref_logprobs": wanted})
+        self._moves(own)
+        with self.rule("run() and step() take optimizer step 2"):
+            _hold_close(self._update(own), self._update(self._plain))
         self._weights(own, "after two steps")
+        self._keeps_away(own)
         self._skips(own)
+        self._sums(own)
         with tempfile.TemporaryDirectory() as folder:
             self._saves(own, Path(folder))
+
+    def _sums(self, own: Actor) -> None:
+        with self.rule("run() adds to the gradients of the runs before"):
+            rows, norms = own.packed(self._shard), []
+            for runs in (1, 2):
+                for _ in range(runs):
+                    own.backend.run(rows, lambda packed, answer, stats: answer[0].sum())
+                norms.append(own.backend.step(0.0, None).grad_norm)
+            found = {"grad_norm of two runs": norms[1]}
+            _hold_close(found, {"grad_norm of two runs": 2 * norms[0]})
+
+    def _moves(self, own: Actor) -> None:
+        """Holds every gradient by where an optimizer step leads."""
+        before = _weights_of(self._plain)
+        with self.rule("run() and step() take optimizer step 1"):
+            _hold_close(self._update(own), self._update(self._plain))
+        with self.rule("run() gives every tensor the gradient of plain"):
+            found, wanted = _weights_of(own), _weights_of(self._plain)
+            sizes = {name: float((wanted[name] - before[name]).abs().max()) for name in wanted}
+            floor = _SEEN * max(sizes.values())
+            for name, size in sizes.items():
+                off = float((found[name] - wanted[name]).abs().max()) / max(size, floor)
+                hold(off < _SEEN, f"that of {name} is off by {off:.2g} of its largest")
 
     def _information(self, backend: TrainBackend) -> None:
         with self.rule("info is that of the model"):
@@ -95,13 +129,12 @@ class _CheckedBackend(Contract):
 
     def _weights(self, own: Actor, when: str) -> None:
         with self.rule(f"weights() are whole tensors by the folder's names, {when}"):
-            wanted = {name: tensor.clone() for name, tensor in self._plain.weights("float32")}
-            found = {name: tensor.clone() for name, tensor in own.weights("float32")}
+            found, wanted = _weights_of(own), _weights_of(self._plain)
             odd = sorted(found.keys() ^ wanted.keys())
             hold(not odd, f"{odd[:1]} is on one side alone")
             for name, tensor in wanted.items():
                 hold(found[name].shape == tensor.shape, f"{name} has shape {found[name].shape}")
-                same = torch.allclose(found[name].cpu(), tensor.cpu(), rtol=_CLOSE, atol=_CLOSE)
+                same = torch.allclose(found[name], tensor, rtol=_CLOSE, atol=_CLOSE)
                 hold(same, f"{name} differs from that of plain")
         with self.rule(f"checksums() are those of weights(), {when}"):
             sums = own.checksum("float32")
@@ -125,15 +158,29 @@ class _CheckedBackend(Contract):
             norm = again.step(0.0, None).grad_norm
             hold(norm == 0.0, f"the next gradient has norm {norm}, not 0")
 
+    def _keeps_away(self, own: Actor) -> None:
+        with self.rule("what keep_away() took comes back for what needs it, unchanged"):
+            sums = own.checksum("float32")
+            try:
+                own.backend.keep_away(("params", "optimizer"))
+            except ConfigError:
+                return  # it says that it cannot
+            hold(own.checksum("float32") == sums, "the weights are others")
+            _hold_close(self._update(own), self._update(self._plain))
+            own.backend.keep_away(())
+            self._weights(own, "after a step of what was kept away")
+
     def _saves(self, own: Actor, folder: Path) -> None:
         with self.rule("load() goes on from what save() wrote, exactly"):
             own.begin_save(folder / "saved")
+            steps, saved = own.steps, own.checksum()
+            self._update(own)
             result = own.save_result(wait=True)
             hold(result is not None and result.error is None, f"begin_save() came to {result}")
             other = self._actor(self._backend)
             other.load(folder / "saved")
-            hold(other.steps == own.steps, f"{other.steps} steps were taken, not {own.steps}")
-            self._update(own)
+            hold(other.steps == steps, f"{other.steps} steps were taken, not {steps}")
+            hold(other.checksum() == saved, "the weights are not those of begin_save()")
             self._update(other)
             hold(other.checksum() == own.checksum(), "the next step moves weights elsewhere")
         with self.rule("export() writes a Hugging Face folder"):
@@ -141,6 +188,10 @@ class _CheckedBackend(Contract):
             spec = ActorSpec(str(folder / "exported"), make_algorithm("sft"), backend="plain")
             found = Actor(spec, self._place).checksum("float32")
             hold(found == own.checksum("float32"), "plain loads other weights of it")
+
+
+def _weights_of(actor: Actor) -> dict[str, Tensor]:
+    return {name: tensor.cpu().clone() for name, tensor in actor.weights("float32")}
 
 
 def _hold_close(found: Any, wanted: Any) -> None:
@@ -154,7 +205,7 @@ def _hold_close(found: Any, wanted: Any) -> None:
 def _shard(actor: Actor) -> BatchShard:
     """Two groups of two samples in two micro-batches, with advantages."""
     total, num = sum(_LENGTHS), len(_LENGTHS)
-    rows = np.arange(num, dtype=np.int32)
+    rows, zeros = np.arange(num, dtype=np.int32), np.zeros(num, np.float32)
     rng = np.random.default_rng(0)
     ids = rng.integers(0, min(64, actor.facts().vocab_size), total).astype(np.int32)
     kind = np.full(total, SegmentKind.POLICY, dtype=np.int8)
@@ -173,17 +224,17 @@ def _shard(actor: Actor) -> BatchShard:
         trajectory=rows,
         temperature=np.ones(num, np.float32),
         turn_trajectory=rows,
-        turn_reward=np.zeros(num, np.float32),
-        turn_credit=np.zeros(num, np.float32),
         state_key=np.zeros(num, np.uint64),
         group=rows // 2,
         group_index=(rows // 2).astype(np.int64),
         rollout_index=rows % 2,
-        reward=np.zeros(num, np.float32),
-        credit=np.zeros(num, np.float32),
         weight=np.ones(num),
-        truncated=np.zeros(num, np.bool_),
-        interrupted=np.zeros(num, np.bool_),
+        turn_reward=zeros,
+        turn_credit=zeros,
+        reward=zeros,
+        credit=zeros,
+        truncated=zeros > 0,
+        interrupted=zeros > 0,
         advantages=np.repeat([1.0, -1.0, 0.5, -0.5], _LENGTHS).astype(np.float32) * mask,
     )
     layout = Layout(1, 20, actor.facts().length_scale)

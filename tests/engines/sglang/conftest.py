@@ -30,8 +30,13 @@ WARM_UP_S = 800
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """The interpreter of the servers' environment: ``AGENTRL_SGLANG_PYTHON``, or where `agentrl
-    install` puts it.
+    """See ``interpreter``."""
+    return interpreter()
+
+
+def interpreter() -> str:
+    """That of the servers' environment: ``AGENTRL_SGLANG_PYTHON``, or where `agentrl install` puts
+    it.
     """
     path = Path(os.environ.get("AGENTRL_SGLANG_PYTHON") or SGLANG.python())
     if not path.is_file():

@@ -161,47 +161,6 @@ async def test_an_aborted_completion_keeps_what_was_made(
     )
 
 
-async def test_a_cancelled_caller_leaves_nothing_running(engine: SGLangEngine) -> None:
-    [task] = await in_flight(
-        engine, request("given-up", PROMPT, max_new_tokens=480, temperature=0.0)
-    )
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    async with asyncio.timeout(60):
-        while engine.health().running:
-            await asyncio.sleep(0.01)
-    assert made(await engine.generate(request("given-up", PROMPT)))
-
-
-async def test_a_request_for_a_later_version_is_refused(engine: SGLangEngine) -> None:
-    with pytest.raises(
-        EngineError, match="needs min_version=2, the engine serves policy_version=1"
-    ):
-        await engine.generate(request("later", PROMPT, min_version=2))
-
-
-async def test_requests_wait_while_the_engine_is_paused(engine: SGLangEngine) -> None:
-    await asyncio.to_thread(engine.pause, "drain")
-    task = asyncio.create_task(engine.generate(request("patient", PROMPT, deadline_s=5.0)))
-    done, _ = await asyncio.wait({task}, timeout=1.0)
-    assert not done
-    assert engine.health().state == "paused"
-    await asyncio.to_thread(engine.resume)
-    assert made(await task)
-
-
-async def test_a_request_that_waits_can_be_aborted(engine: SGLangEngine) -> None:
-    await asyncio.to_thread(engine.pause, "drain")
-    task = asyncio.create_task(engine.generate(request("waiting", PROMPT)))
-    async with asyncio.timeout(60):
-        while not engine.health().waiting:
-            await asyncio.sleep(0.01)
-    await engine.abort(["waiting"])
-    answer = await task
-    assert (answer.finish_reason, answer.segments) == ("abort", ())
-
-
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_request_in_flight_survives_a_pause(
     engine: SGLangEngine, reference: HuggingFace, mode: str
@@ -228,19 +187,3 @@ async def test_memory_is_released_and_taken_back(engine: SGLangEngine) -> None:
     await asyncio.to_thread(engine.wake, ["kv_cache", "graphs"])
     await asyncio.to_thread(engine.resume)
     assert made(await engine.generate(request("awake", PROMPT)))
-
-
-async def test_memory_is_kept_while_requests_run(engine: SGLangEngine) -> None:
-    [task] = await in_flight(
-        engine, request("running", PROMPT, max_new_tokens=400, temperature=0.0)
-    )
-    with pytest.raises(EngineError, match="1 requests do; call pause"):
-        await asyncio.to_thread(engine.sleep, ["kv_cache"])
-    assert made(await task)
-
-
-async def test_an_engine_that_was_closed_says_so(engine: SGLangEngine) -> None:
-    await asyncio.to_thread(engine.close)
-    assert engine.health().state == "closed"
-    with pytest.raises(EngineError, match="is closed"):
-        await engine.generate(request("late", PROMPT))

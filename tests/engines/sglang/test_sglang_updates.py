@@ -136,12 +136,6 @@ async def test_an_update_in_place_marks_what_read_old_kv(
     assert (await engine.generate(request("fresh", PROMPT))).stale_kv == "never"
 
 
-async def test_an_update_needs_a_paused_engine(build: Build, server: str) -> None:
-    engine = build(server, sender=HttpSender)
-    with pytest.raises(EngineError, match=r"begin_update\(1\) needs a paused engine"):
-        await asyncio.to_thread(engine.begin_update, 1)
-
-
 async def test_an_engine_without_a_sender_takes_no_weights(
     build: Build, server: str, reference: HuggingFace
 ) -> None:
@@ -235,22 +229,6 @@ async def test_a_tensor_of_another_model_never_reaches_a_server(
 
     with pytest.raises(EngineError, match=said):
         await asyncio.to_thread(put)
-
-
-async def test_an_update_in_which_nothing_was_sent_is_given_up_without_harm(
-    build: Build, server: str, reference: HuggingFace
-) -> None:
-    engine = build(server, sender=HttpSender)
-    await asyncio.to_thread(publish, engine, reference, 1)
-
-    def give_up() -> None:
-        engine.pause("retract")
-        engine.begin_update(2).abort()
-        engine.resume()
-
-    await asyncio.to_thread(give_up)
-    answer = await engine.generate(request("same", PROMPT))
-    assert versions(answer) == [1]
 
 
 @pytest.mark.parametrize(

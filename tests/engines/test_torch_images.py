@@ -18,8 +18,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import AutoModelForImageTextToText
 
 from agentrl.engines import EnginePlace
-from agentrl.engines.checks import check_engine
 from agentrl.engines.checksum import tensor_checksum
+from agentrl.engines.conformance import check_engine
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.engines.torch.model import images as served
 from agentrl.engines.torch.sessions import SessionCache

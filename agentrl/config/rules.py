@@ -154,7 +154,7 @@ def _megatron_faults(stage: StageConfig) -> Iterator[Fault]:
             "LoraSpec.path": stage.model.lora.path,
             "ModelConfig.dtype": stage.model.dtype,
             "OptimSpec.name": stage.optim.name,
-            "RunSettings.deterministic": stage.run.deterministic,
+            "RunSection.deterministic": stage.run.deterministic,
             "TrainConfig.router_aux_loss": train.router_aux_loss,
         },
     )

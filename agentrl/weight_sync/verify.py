@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from agentrl.engines import EngineControl, ServedDtype
 from agentrl.engines.probe import Probe, ProbeNoise, probe_ids
@@ -60,9 +62,13 @@ def trainer_reference(
         TrainingError: its logprobs are not finite; it names the weights at fault.
     """
     ids = probe_ids(actor.facts().vocab_size)
-    column = actor.logprobs(BatchShard(_one_sample(ids), np.zeros(1, np.int64), ((0,),)))[
-        "old_logprobs"
-    ]
+    found = actor.logprobs(BatchShard(_one_sample(ids), np.zeros(1, np.int64), ((0,),)))
+    # Of a pipeline the last stage answers, and each rank with an engine compares.
+    told = torch.from_numpy(found["old_logprobs"]).to(actor.device)
+    if not actor.backend.is_first:
+        told.zero_()
+    dist.all_reduce(told)
+    column = told.cpu().numpy()
     if not np.isfinite(column[1:]).all():
         # on every rank alike
         raise TrainingError(_not_finite(actor, dtype))

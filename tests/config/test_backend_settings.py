@@ -14,8 +14,10 @@ def test_all_that_megatron_does_not_heed_is_told_at_once(problems: Problems) -> 
         "train.offload=all",
         "train.gradient_checkpointing=selective",
         "train.ep_size=2",
+        "train.gradient_sync=mini_batch",
         "train.shard=grad_op",
         "train.vision=trained",
+        "run.deterministic=true",
     ]
     lines = problems(
         "", [*given, "algorithm.name=ppo", "critic.stage=model", "train.backend=megatron"]

@@ -57,10 +57,15 @@ def build_even_model(folder: Path, seed: int) -> None:
     build_model(folder, seed, vocab_size=290)
 
 
-def build_model(folder: Path, seed: int, vocab_size: int = 300) -> None:
+def build_staged_model(folder: Path, seed: int) -> None:
+    """One whose layers and heads two ranks can share too."""
+    build_model(folder, seed, vocab_size=290, layers=2, kv_heads=2)
+
+
+def build_model(folder: Path, seed: int, vocab_size: int = 300, **own: int) -> None:
     from agentrl.training.models.tiny import build_tiny_model
 
-    sizes = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48}
+    sizes = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48} | own
     build_tiny_model(
         folder,
         demonstrations(seed),

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, StoreError
 from agentrl.training import DistSpec, OptimSpec, check_backend
+from agentrl.training.backends.backend import RoleModel
 from agentrl.training.backends.find import find_backend
+from agentrl.training.models.lora_spec import LoraSpec
+from agentrl.training.models.packed_model import ModelSpec
+from agentrl.training.parallel.process_group import Sharding
 from tests.tiny_models import SLIDING, write_family
 from tests.training.cuda_stand_in import cuda_stand_in
 from tests.training.harness import (
@@ -37,6 +41,8 @@ pytestmark = [
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
+CURRENT_DEVICE = torch.cuda.current_device
+
 
 @pytest.fixture(autouse=True)
 def _cuda() -> Iterator[None]:
@@ -53,11 +59,14 @@ def test_a_family_holds_the_contract(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_gradient_is_that_of_plain(tmp_path: Path, family: str, recompute: bool) -> None:
-    write_family(tmp_path, family, vocab_size=VOCAB)
+    batch = make_batch(temperature=0.9)
+    # one that is an input, as a policy may sample it
+    padding = int(batch.token_ids[1])
+    write_family(tmp_path, family, vocab_size=VOCAB, pad_token_id=padding)
     spec: dict[str, Any] = {"optim": PLAIN, "gradient_checkpointing": recompute}
     plain = make_actor(str(tmp_path), backend="plain", **spec)
     own = make_actor(str(tmp_path), backend="megatron", **spec)
-    batch = prepared(plain, make_batch(temperature=0.9))
+    batch = prepared(plain, batch)
     found, expected = (dict(update(one, batch, 30).means()) for one in (own, plain))
     for name in ("policy/loss", "optim/grad_norm", "policy/entropy"):
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7)
@@ -104,6 +113,13 @@ def test_a_checkpoint_of_fsdp2_goes_on_and_back(model_path: str, tmp_path: Path)
     [
         ({"compile": True}, "does not heed TrainConfig.compile=True"),
         ({"offload": "all"}, "TrainConfig.offload='all'"),
+        ({"deterministic": True}, "RunSection.deterministic=True"),
+        ({"dtype": "float64"}, "ModelConfig.dtype='float64'"),
+        (
+            {"sharding": Sharding("hybrid", 1, "mini_batch", ep=2)},
+            "ep_size=2, TrainConfig.gradient_sync='mini_batch', TrainConfig.shard='hybrid'",
+        ),
+        ({"lora": LoraSpec(rank=2)}, "'megatron' trains no adapters, and LoraSpec asks for one"),
         (
             {"gradient_checkpointing": "selective"},
             "gradient_checkpointing='selective'",
@@ -111,12 +127,72 @@ def test_a_checkpoint_of_fsdp2_goes_on_and_back(model_path: str, tmp_path: Path)
         ({"place": DistSpec(sp=2, world_size=1)}, "PlacementConfig.sp_size=2"),
         ({"place": DistSpec(pp=3)}, r"pp_size must divide the 2 layers of"),
         ({"place": DistSpec(tp=4)}, r"tp_size must divide the 2 key heads of"),
+        ({"place": DistSpec(tp=8)}, r"tp_size must divide the 4 attention heads of"),
         ({"optim": OptimSpec(name="muon")}, "does not heed OptimSpec.name='muon'; leave that out"),
     ],
 )
 def test_what_it_lacks_is_named(model_path: str, settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make_actor(model_path, backend="megatron", **settings)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ({"vocab_size": 97}, "the 97 entries of the vocabulary of"),
+        ({"intermediate_size": 49}, "the 49 units of each MLP of"),
+    ],
+)
+def test_what_two_ranks_cannot_share_is_named(
+    tmp_path: Path, sizes: dict[str, int], told: str
+) -> None:
+    write_family(tmp_path, "llama", **{"vocab_size": VOCAB} | sizes)
+    with pytest.raises(ConfigError, match=f"tp_size must divide {told}.* got 2; set a divisor"):
+        make_actor(str(tmp_path), backend="megatron", place=DistSpec(tp=2))
+
+
+@pytest.mark.parametrize("kind", ["values", "scores"])
+def test_a_critic_and_a_reward_model_are_refused(model_path: str, kind: Any) -> None:
+    spec = ModelSpec(model_path, backend="megatron")
+    with pytest.raises(ConfigError, match=rf"trains policies alone, and .* \({kind}\) is asked"):
+        find_backend("megatron").build(spec, RoleModel(kind), DistSpec())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_process_without_a_gpu_is_refused(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", CURRENT_DEVICE)
+    with pytest.raises(ConfigError, match=r"needs PlacementConfig\.device=cuda, because"):
+        make_actor(model_path, backend="megatron")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"optim": OptimSpec(name="muon")}, r"optimizer\.\d\.\S+ is something else or missing"),
+        ({"lora": LoraSpec(rank=2)}, r"embed_tokens\S+ is something else or missing"),
+    ],
+)
+def test_a_checkpoint_of_another_optimizer_or_of_an_adapter_is_refused_before_it_is_read(
+    model_path: str, tmp_path: Path, settings: dict[str, Any], told: str
+) -> None:
+    other = make_actor(model_path, backend="fsdp2", **settings)
+    update(other, prepared(other, make_batch()))
+    other.save(tmp_path / "other")
+    own = make_actor(model_path, backend="megatron")
+    before = own.checksum("float32")
+    with pytest.raises(StoreError, match=rf"cannot be resumed under .*megatron.*{told}"):
+        own.load(tmp_path / "other")
+    assert own.checksum("float32") == before
+
+
+def test_weights_without_a_place_are_named(tmp_path: Path) -> None:
+    write_family(tmp_path, "llama", vocab_size=VOCAB, mlp_bias=True)
+    with pytest.raises(
+        ConfigError, match=r"no place for 'model\.layers\.0\.mlp\.\w+\.bias' and 5 "
+    ):
+        make_actor(str(tmp_path), backend="megatron")
 
 
 def test_another_family_is_named_with_those_that_it_computes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ _MEGATRON: Mapping[str, tuple[object, ...]] = {
     "ModelConfig.dtype": (None, "bfloat16", "float32"),
     "OptimSpec.name": ("adamw",),
     "PlacementConfig.sp_size": (1,),
-    "RunSettings.deterministic": (False,),
+    "RunSection.deterministic": (False,),
     "TrainConfig.compile": (False,),
     "TrainConfig.ep_size": (1,),
     "TrainConfig.gradient_checkpointing": (False, True),

@@ -241,16 +241,10 @@ class MegatronBackend(TrainBackend):
         """See ``TrainBackend.parts``; nothing is sent."""
         repeats = self._place.rank // (self._place.tp * self._place.pp) > 0
         for name, part in self._values(self._weight(dtype)):
-            if not self._names.pieces[name].is_copy:
-                form = self._forms[name]
-                is_copy = repeats or self._is_repeated(name)
-                yield WeightPart(
-                    self._policy.names.renamed(name),
-                    tuple(form.shape),
-                    offset(form),
-                    part,
-                    is_copy,
-                )
+            form = self._forms[name]
+            is_copy = repeats or self._is_repeated(name) or self._names.pieces[name].is_copy
+            called = self._policy.names.renamed(name)
+            yield WeightPart(called, tuple(form.shape), offset(form), part, is_copy)
 
     @torch.no_grad()
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -112,6 +112,7 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
         trunk: Any = policy.hf.base_model
         self.rotary_pos_emb.inv_freq = trunk.rotary_emb.inv_freq.clone()
         self._attention = policy.attention
+        self._padding: int | None = trunk.embed_tokens.padding_idx
         # In a tuple, since the stage's own parameters are all that its tree shall hold.
         self._scorer = (policy.scorer,)
         if self.post_process:
@@ -126,6 +127,10 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
         embedded, rotary, *_ = self._preprocess(
             packed.token_ids[None], packed.positions, packed_seq_params=row
         )
+        if self.pre_process and self._padding is not None:
+            # As transformers has it: where padding is an input, its embedding learns nothing.
+            is_padding = packed.token_ids == self._padding
+            embedded = torch.where(is_padding[:, None, None], embedded.detach(), embedded)
         hidden = self.decoder(
             hidden_states=embedded,
             attention_mask=None,
@@ -141,8 +146,8 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
 
 def join_stages(place: DistSpec) -> None:
     """Makes Megatron's process groups of a layout, once for all roles of a process."""
-    key = ("megatron", place.tp, place.pp)
-    if key in SHARED:
+    layout = (place.tp, place.pp)
+    if SHARED.get("megatron") == layout:
         return
     if parallel_state.model_parallel_is_initialized():
         # Those of a group that this process has left, or of another layout.
@@ -150,7 +155,7 @@ def join_stages(place: DistSpec) -> None:
     parallel_state.initialize_model_parallel(
         place.tp, place.pp, order="tp-cp-ep-pp-dp", create_gloo_process_groups=False
     )
-    SHARED[key] = True
+    SHARED["megatron"] = layout
 
 
 def megatron_config(

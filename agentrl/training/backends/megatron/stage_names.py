@@ -104,7 +104,8 @@ class StageNames:
         }
         if self._last and stage == self._last and "lm_head.weight" not in known:
             tied = Piece(_OUTPUT["lm_head.weight"], is_copy=True)
-            self.pieces = {**self.pieces, EMBEDDING: tied}
+            # First, as where all ranks have it: they read their parts in one order.
+            self.pieces = {EMBEDDING: tied, **self.pieces}
 
     def stage_of(self, name: str) -> int:
         """The stage that writes and publishes a tensor."""

@@ -69,7 +69,7 @@ def check_asked(spec: ModelSpec, asked: RoleModel, place: DistSpec) -> None:
         {
             "ModelConfig.dtype": spec.dtype,
             "PlacementConfig.sp_size": place.sp,
-            "RunSettings.deterministic": spec.deterministic,
+            "RunSection.deterministic": spec.deterministic,
             "TrainConfig.compile": spec.compile,
             "TrainConfig.ep_size": spec.sharding.ep,
             "TrainConfig.gradient_checkpointing": spec.gradient_checkpointing,

@@ -301,12 +301,14 @@ class RolloutService(Schedule):
             )
         if self._error is None:  # so that the next user of the pool meets nothing of it
             self._cancel(self._backlog.running, "cancelled")
-            end = self._awake() + _CLOSE_S
+            # A silent worker is given up first, and its groups end then.
+            limit_s = self.stage.placement.worker_liveness_timeout_s + _CLOSE_S
+            end = self._awake() + limit_s
             while self._backlog.running:
                 self._collect(_POLL_S)
                 if self._awake() > end:
                     raise EngineError(
-                        f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
+                        f"cancelled groups did not end within {limit_s:.0f} s", retryable=False
                     )
         for group in self._backlog.clear():
             self.ledger.move_group(group, "dropped", reason="closed")

@@ -91,7 +91,8 @@ class Scenario:
                 "max_staleness": staleness,
                 "on_stale": "wait",
                 "max_resample_ratio": 0.0,
-                "oversample": rng.choice((0.0, 0.0, 0.5)),
+                # refused beside on_stale: wait
+                "oversample": 0.0 if staleness else rng.choice((0.0, 0.5)),
             },
             "checkpoint": {"every": rng.choice((1, 2, 5)), "asynchronous": rng.random() < 0.5},
         }

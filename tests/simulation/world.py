@@ -26,6 +26,7 @@ from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.checkpoints.checkpointing import Checkpointing
 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutPool
 from agentrl.controller.cluster.ray_runtime import ActorCalls
+from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.loop import train
 from agentrl.controller.rollout_service import RolloutService
@@ -351,6 +352,13 @@ class _Recorder(GroupRecorder):
         for trajectory in (*outcome.retried, *outcome.played.trajectories):
             self._driver.checks.ended(trajectory)
 
+    def record_failures(self, incidents: Sequence[Incident]) -> None:
+        faults = self._driver.world.scenario.faults
+        means = (faults.worker_dies_s, faults.worker_hangs_s, faults.node_lost_s)
+        may_be_lost = faults.engine_fails or min(means) < float("inf")
+        for incident in incidents:
+            holds(bool(may_be_lost), f"no worker has a fault, and the run says: {incident}")
+
     def take_episodes(self, groups: Any, waiting: Any) -> list[Trajectory]:
         return []
 
@@ -429,7 +437,7 @@ class _Run:
 
     def record(self, *args: Any) -> None:
         self.checkpointing.settle(wait=False)
-        self.schedule.take_failures()
+        self.recorder.record_failures(self.schedule.take_failures())
         self.schedule.take_counts()
         self.schedule.take_rates()
 

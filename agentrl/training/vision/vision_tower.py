@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from agentrl.engines.torch.model.families import VISION
 from agentrl.engines.weights import read_config
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import Pixels, image_positions, sees_images
@@ -27,9 +28,6 @@ from agentrl.training.data.transfer import to_device
 from agentrl.training.vision.pixel_store import PixelStore
 from agentrl.types.arrays import I64
 from agentrl.types.batch import Media
-
-TRAINED = ("qwen2_5_vl", "qwen3_vl")
-"""Families that are trained, by their ``model_type``."""
 
 VisionMode = Literal["frozen", "trained"]
 """Whether a tower and its projector move."""
@@ -66,9 +64,9 @@ def class_and_attention(
             "reads text alone; leave it out, or choose a model that sees"
         )
     family = read_config(folder).get("model_type")
-    if family not in TRAINED:
+    if family not in VISION:
         raise ConfigError(
-            f"{named} sees images, and of such families {', '.join(TRAINED)} can be trained, got "
+            f"{named} sees images, and of such families {', '.join(VISION)} can be trained, got "
             f"{family!r}; play it with `agentrl rollout` or `agentrl eval`, or choose another"
         )
     if auto is not AutoModelForCausalLM:

@@ -40,7 +40,7 @@ FAMILIES: Mapping[str, DecoderFamily] = {
 
 
 VISION = ("qwen2_5_vl", "qwen3_vl")
-"""Families that see images and are served with them, by ``model_type``."""
+"""Families that see images, and are trained and served with them, by ``model_type``."""
 
 
 @dataclass(frozen=True, slots=True)

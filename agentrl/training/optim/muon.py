@@ -126,9 +126,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def _divided_by_rows(tensor: Tensor | None) -> bool:
-    """Whether a matrix lies in rows over the ranks of its mesh's last axis alone."""
+    """Whether a matrix lies in rows over the ranks of its mesh's last axis alone, of several."""
     return (
         isinstance(tensor, DTensor)
+        and tensor.device_mesh.size() > 1
         and tensor.ndim == 2
         and type(tensor.placements[-1]) is Shard
         and tensor.placements[-1].dim == 0
@@ -140,10 +141,12 @@ def _alone(ahead: Tensor) -> Tensor:
     """The change of a matrix that is not divided by rows, or of a stack."""
     if not isinstance(ahead, DTensor):
         return _each(ahead)
-    if ahead.ndim == 3 and all(
+    by_matrix = ahead.ndim == 3 and all(
         isinstance(one, Replicate) or (isinstance(one, Shard | _StridedShard) and one.dim == 0)
         for one in ahead.placements
-    ):
+    )
+    # one rank has all of it, and asks no group
+    if by_matrix or ahead.device_mesh.size() == 1:
         return divided_as(ahead, _each(ahead.to_local()))
     # every rank makes the same matrix and keeps its own part of it: nothing is sent back
     return distribute_tensor(

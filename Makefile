@@ -13,29 +13,34 @@ WORKERS ?= 2
 VENV := .venv
 AGENTS_VENV ?= .venv-agents
 AGENTS_PINS := tests/agent_server/agents/requirements.txt
+AGENTS_PROGRAMS := tests/agent_server/agents/package.json
 S3_LIBS ?= .venv-s3
 S3_PINS := tests/controller/s3_requirements.txt
+TRACKER_LIBS ?= .venv-trackers
+TRACKER_PINS := tests/metrics/tracker_requirements.txt
 PIP_INSTALL := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints-cpu.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-FAST := not slow and not docker and not sglang and not vllm and not agents and not browser and not gpu and not s3 and not wide and not tooling
-WAITING := (docker or sglang or vllm or agents or s3) and not gpu
+FAST := not slow and not docker and not sglang and not vllm and not agents and not browser and not gpu and not s3 and not trackers and not wide and not tooling
+WAITING := (docker or sglang or vllm or agents or s3 or trackers) and not gpu
 # Of pins, so that an environment is made again where they change, and not at each clone.
 sum_of = $(shell cksum < $(1) | cut -d' ' -f1)
 
 IMPORTS_CACHE ?= .import_linter_cache
 
-.PHONY: help demo test test-all check bench clean python agents s3
+.PHONY: help demo test test-all check bench clean python agents programs s3 trackers
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo             train the code agent, then show the run (ARGS='train.steps=10 run.dir=runs/mine' overrides settings)"
 	@echo "make test             run the fast tests (ARGS='-m slow', ARGS='tests/tools -x' go to pytest)"
-	@echo "make test-all         run all tests but those of a GPU: also slow ones, docker, sglang, vllm, agents, browser, s3, wide, tooling"
+	@echo "make test-all         run all tests but those of a GPU: also slow ones, docker, sglang, vllm, agents, browser, s3, trackers, wide, tooling"
 	@echo "make check            ruff, mypy --strict, import-linter"
 	@echo "make bench            run benchmarks/*.py, record them and rewrite docs/benchmarks.md"
 	@echo "make python           make .venv alone, with nothing installed"
 	@echo "make agents           make .venv-agents, the environment of the SDKs whose agents ARGS='-m agents' plays"
+	@echo "make programs         add Claude Code and Codex to it, for ARGS='-m \"agents and tooling\"'"
 	@echo "make s3               make .venv-s3, libraries that PYTHONPATH=.venv-s3 make test ARGS='-m s3' reads"
+	@echo "make trackers         make .venv-trackers, libraries that PYTHONPATH=.venv-trackers make test ARGS='-m trackers' reads"
 	@echo "make clean            delete .venv and the caches"
 	@echo "WORKERS=0 runs the tests in one process (2 by default), as ARGS='--pdb' needs"
 	@echo "PYTHON=python3.12 picks the interpreter, TORCH_INDEX=URL adds a package index for torch"
@@ -63,7 +68,7 @@ bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m benchmarks.report --run $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(AGENTS_VENV) $(S3_LIBS) agentrl.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AGENTS_VENV) $(S3_LIBS) $(TRACKER_LIBS) agentrl.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # The stamps are younger than pyproject.toml and the pins, so a second call installs nothing.
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
@@ -84,12 +89,29 @@ $(AGENTS_VENV)/.installed-%: | $(VENV)/bin/python
 	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(AGENTS_PINS)
 	@touch $@
 
+# Claude Code and Codex, 808 MB by npm: for the two tests of them, which `make test-all` runs.
+programs: $(AGENTS_VENV)/.programs-$(call sum_of,$(AGENTS_PROGRAMS))
+
+$(AGENTS_VENV)/.programs-%: | agents
+	cp $(AGENTS_PROGRAMS) $(AGENTS_VENV)
+	npm install --prefix $(AGENTS_VENV) --silent --no-audit --no-fund --ignore-scripts
+	node $(AGENTS_VENV)/node_modules/@anthropic-ai/claude-code/install.cjs
+	@touch $@
+
 # Libraries alone, beside those of .venv: an AWS SDK and a server that stands for S3, which no other test needs.
 s3: $(S3_LIBS)/.installed-$(call sum_of,$(S3_PINS))
 
 $(S3_LIBS)/.installed-%: | $(VENV)/bin/python
 	rm -rf $(S3_LIBS)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(S3_LIBS) -r $(S3_PINS)
+	@touch $@
+
+# W&B, trackio, MLflow, Prometheus' client and OpenTelemetry: trackio wants another Pillow than .venv has.
+trackers: $(TRACKER_LIBS)/.installed-$(call sum_of,$(TRACKER_PINS))
+
+$(TRACKER_LIBS)/.installed-%: | $(VENV)/bin/python
+	rm -rf $(TRACKER_LIBS)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRACKER_LIBS) -r $(TRACKER_PINS)
 	@touch $@
 
 python: $(VENV)/bin/python

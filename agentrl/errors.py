@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -231,6 +232,21 @@ class StoreError(AgentRLError):
     boundary = "store"
 
 
+class CheckpointError(StoreError):
+    """A checkpoint is corrupt; one that is whole but of another model is another StoreError.
+
+    Args:
+        message: what is wrong with it.
+        folder: of the checkpoint, where a run resumes from it.
+    """
+
+    exit_code = DataError.exit_code
+
+    def __init__(self, message: str, folder: Path | None = None) -> None:
+        super().__init__(message)
+        self.folder = folder
+
+
 class DiskFullError(StoreError):
     """A file system, or a quota on it, took no more."""
 
@@ -261,6 +277,10 @@ class TrainingError(AgentRLError):
         self.rank = rank
         self.host = host
         self.traceback_text = traceback_text
+
+
+class RankLostError(TrainingError):
+    """A rank died, or does not answer: the ranks are started again from the newest checkpoint."""
 
 
 class Closing:

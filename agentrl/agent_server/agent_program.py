@@ -19,7 +19,17 @@ from agentrl.types.machine import keep_end, program_path, told_end
 
 _LEAVE_S = 2.0
 _PIPE_LEFT_OPEN_S = 1.0
-_NOT_OURS = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ORGANIZATION")
+_NOT_OURS = (
+    *("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ORGANIZATION"),
+    *("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_CUSTOM_HEADERS", "CLAUDE_CODE_OAUTH_TOKEN"),
+    *("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY"),
+)
+_QUIET = {
+    # otherwise that SDK sends its traces to OpenAI, with a key that is invalid there
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+}
+"""Variables that are set unless they are set already: nothing is sent to the makers of programs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +38,24 @@ class AgentProgramSpec:
 
     - It reads the task from standard input as one JSON object: ``id``, ``messages``,
       ``data_source`` and ``info``, never the answer.
-    - It sends its requests to OPENAI_BASE_URL with OPENAI_API_KEY, and may POST ``/reward`` to
-      AGENTRL_EPISODE_URL.
+    - It sends its requests to OPENAI_BASE_URL with OPENAI_API_KEY, or to ANTHROPIC_BASE_URL with
+      ANTHROPIC_API_KEY, and may POST ``/reward`` to AGENTRL_EPISODE_URL.
     - It ends the episode by exiting with status 0.
 
     Args:
         command: the program and its arguments.
         cwd: its working directory.
         environment: additional environment variables.
-        model: the value of OPENAI_MODEL.
+        model: the value of OPENAI_MODEL and ANTHROPIC_MODEL.
+        strict_keys, loose_history: see ``ServedEpisode``.
     """
 
     command: tuple[str, ...]
     cwd: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     model: str = "policy"
+    strict_keys: bool = False
+    loose_history: bool = False
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -88,8 +101,7 @@ class AgentProgramSpec:
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
         direct = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"]))
         return {
-            # otherwise that SDK sends its traces to OpenAI, with a key that is invalid there
-            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+            **_QUIET,
             **inherited,
             **self.environment,
             "PATH": program_path(),
@@ -98,6 +110,10 @@ class AgentProgramSpec:
             "OPENAI_API_BASE": f"{url}/v1",
             "OPENAI_API_KEY": key,
             "OPENAI_MODEL": self.model,
+            # its clients add /v1 themselves
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_MODEL": self.model,
             "AGENTRL_EPISODE_URL": url,
             "NO_PROXY": direct,
             "no_proxy": direct,
@@ -113,7 +129,10 @@ class ProgramDriver(ServedDriver):
     """
 
     def __init__(self, turns: TurnGenerator, spec: AgentProgramSpec) -> None:
-        super().__init__(turns, turns.context.service(PolicyServer))
+        server = turns.context.service(PolicyServer)
+        super().__init__(
+            turns, server, strict_keys=spec.strict_keys, loose_history=spec.loose_history
+        )
         self._spec = spec
         self._process: asyncio.subprocess.Process | None = None
         # Read standard output and standard error to their ends; cancelled by ``close``.

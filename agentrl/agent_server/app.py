@@ -1,12 +1,12 @@
-"""App: the routes of the OpenAI-compatible endpoint, and those that reward and end an episode."""
+"""App: the routes of each dialect, and those that reward and end an episode."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -14,7 +14,9 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
-from agentrl.agent_server.api.chat_answer import CompletionAnswer
+from agentrl.agent_server.api.chat_completions import CompletionAnswer
+from agentrl.agent_server.api.dialect import Answer, Asked
+from agentrl.agent_server.api.messages import MessageAnswer
 from agentrl.agent_server.api.responses import ResponseAnswer
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.registry import EpisodeRegistry
@@ -29,7 +31,7 @@ _MAX_NODES = 1_000_000
 _NO_EPISODE = ("none", "empty")
 """API keys of a request without an episode, since OpenAI's clients need some key."""
 
-Answer: TypeAlias = CompletionAnswer | ResponseAnswer
+_DIALECTS: Sequence[type[Answer]] = (CompletionAnswer, ResponseAnswer, MessageAnswer)
 
 
 def make_app(registry: EpisodeRegistry) -> FastAPI:
@@ -42,15 +44,19 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
         hosts=registry.hosts,
         addresses=True,
         max_body_bytes=_MAX_BODY,
-        admitted=partial(_has_episode, registry),
+        admitted=partial(_is_admitted, registry),
     )
 
     @app.exception_handler(PolicyApiError)
     @app.exception_handler(WireFault)
-    async def failed(_: Request, error: PolicyApiError | WireFault) -> Response:
+    async def failed(request: Request, error: PolicyApiError | WireFault) -> Response:
         refusal = error if isinstance(error, PolicyApiError) else bad_request(str(error))
-        # OpenAI's clients would otherwise retry after a 5xx, although the episode is over
-        return JSONResponse(refusal.body(), refusal.status, {"x-should-retry": "false"})
+        return _refusal(request.url.path, refusal)
+
+    @app.head("/")
+    @app.head("/episodes/{episode_id}")
+    async def is_up() -> Response:
+        return Response()
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -74,19 +80,26 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
         # the policy answers to every name
         return described(name)
 
-    _add_completion_routes(app, registry, "chat/completions", CompletionAnswer)
-    _add_completion_routes(app, registry, "responses", ResponseAnswer)
+    for dialect in _DIALECTS:
+        _add_completion_routes(app, registry, dialect)
     _add_episode_routes(app, registry)
+
+    @app.post(f"/v1/{MessageAnswer.path}/count_tokens")
+    @app.post(f"/episodes/{{episode_id}}/v1/{MessageAnswer.path}/count_tokens")
+    async def count(request: Request) -> dict[str, int]:
+        episode = _asked_episode(registry, request)
+        chat = MessageAnswer(await _asked(request, episode)).chat
+        count = registry.count_standalone if episode is None else episode.count_tokens
+        return {"input_tokens": count(chat)}
+
     return app
 
 
-def _add_completion_routes(
-    app: FastAPI, registry: EpisodeRegistry, path: str, answer_type: type[Answer]
-) -> None:
-    @app.post(f"/v1/{path}")
-    @app.post(f"/episodes/{{episode_id}}/v1/{path}")
+def _add_completion_routes(app: FastAPI, registry: EpisodeRegistry, dialect: type[Answer]) -> None:
+    @app.post(f"/v1/{dialect.path}")
+    @app.post(f"/episodes/{{episode_id}}/v1/{dialect.path}")
     async def complete(request: Request) -> Response:
-        return await _complete(registry, request, answer_type)
+        return await _complete(registry, request, dialect)
 
 
 def _add_episode_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
@@ -131,41 +144,64 @@ def _found(registry: EpisodeRegistry, episode_id: str, status: int = 404) -> Ser
     )
 
 
-def _refused(_: Scope, status: int, message: str) -> Response:
-    error = PolicyApiError(status, "refused", message)
-    return JSONResponse(error.body(), status, {"x-should-retry": "false"})
+def _refused(scope: Scope, status: int, message: str) -> Response:
+    return _refusal(scope["path"], PolicyApiError(status, "refused", message))
 
 
-def _has_episode(registry: EpisodeRegistry, scope: Scope, headers: Headers) -> bool:
-    """Whether a request names an episode of this endpoint: its id cannot be guessed."""
+def _refusal(path: str, error: PolicyApiError) -> Response:
+    """An error in the shape of the dialect whose route was asked."""
+    dialect = next((one for one in _DIALECTS if f"/v1/{one.path}" in path), CompletionAnswer)
+    # clients would otherwise retry after a 5xx, although the episode is over
+    return JSONResponse(dialect.error_body(error), error.status, {"x-should-retry": "false"})
+
+
+def _key(headers: Headers) -> str:
+    """The API key of a request: OpenAI's clients send a bearer, Anthropic's a header of its own."""
+    return bearer(headers) or headers.get("x-api-key", "")
+
+
+def _is_token(registry: EpisodeRegistry, key: str) -> bool:
+    # In a time that tells nothing of the token.
+    return hmac.compare_digest(key.encode(errors="replace"), registry.token.encode())
+
+
+def _is_admitted(registry: EpisodeRegistry, scope: Scope, headers: Headers) -> bool:
+    """Whether a request names an episode of this endpoint, whose id cannot be guessed, or brings
+    the token as Anthropic's clients do.
+    """
     _, first, *rest = str(scope["path"]).split("/")
-    named = {bearer(headers), rest[0] if first == "episodes" and rest else ""}
-    return bool(named & (registry.episodes.keys() | registry.ended.keys()))
+    key = _key(headers)
+    named = {key, rest[0] if first == "episodes" and rest else ""}
+    known = registry.episodes.keys() | registry.ended.keys()
+    return bool(named & known) or _is_token(registry, key)
 
 
-def _asked(registry: EpisodeRegistry, request: Request) -> ServedEpisode | None:
+def _asked_episode(registry: EpisodeRegistry, request: Request) -> ServedEpisode | None:
     """The episode that a request's path or API key names; None for a request without an episode."""
     if "episode_id" in request.path_params:
         return _found(registry, request.path_params["episode_id"])
-    key = bearer(request.headers)
-    # In a time that tells nothing of the token.
-    is_token = hmac.compare_digest(key.encode(), (registry.token or "").encode())
-    no_episode = key.lower() in ("", *_NO_EPISODE) or is_token
+    key = _key(request.headers)
+    no_episode = key.lower() in ("", *_NO_EPISODE) or _is_token(registry, key)
     return None if no_episode else _found(registry, key, 401)
 
 
-async def _complete(
-    registry: EpisodeRegistry, request: Request, answer_type: type[Answer]
-) -> Response:
-    episode = _asked(registry, request)
-    answer = answer_type(await _json(request), {} if episode is None else episode.threads)
+async def _asked(request: Request, episode: ServedEpisode | None) -> Asked:
+    body, headers = await _json(request), dict(request.headers)
+    if episode is None:
+        # nothing is kept of it, so nothing can be noted
+        return Asked(body, headers, strict=True)
+    return Asked(body, headers, episode.threads, episode.strict_keys)
+
+
+async def _complete(registry: EpisodeRegistry, request: Request, dialect: type[Answer]) -> Response:
+    episode = _asked_episode(registry, request)
+    answer = dialect(await _asked(request, episode))
     stream = StreamWriter(answer.chat, partial(_disconnected, request))
     complete = registry.complete_standalone if episode is None else episode.complete
 
     async def generate() -> TurnResult:
         turn = await complete(stream)
-        if isinstance(answer, ResponseAnswer):
-            answer.record(turn)
+        answer.record(turn)
         return turn
 
     def done(generating: asyncio.Task[TurnResult]) -> None:

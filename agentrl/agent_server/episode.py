@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
-from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.api.constraints import AnswerConstraints, schema_fault, with_instruction
-from agentrl.agent_server.history import HistoryEntry, HistoryIndex, note_turn
+from agentrl.agent_server.api.request import ChatRequest
+from agentrl.agent_server.history import Continuation, HistoryEntry, HistoryIndex, note_turn
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
@@ -19,7 +20,7 @@ from agentrl.rollouts.builder import TurnRequest
 from agentrl.rollouts.deadlines import Deadline, LimitSpentError
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools.parsers import PlainParser
-from agentrl.types import Message, SamplingParams, Status, ToolCall, ToolResult
+from agentrl.types import Message, SamplingParams, Status, ToolCall, ToolResult, content_text
 from agentrl.types.user_code.values import finite_number
 
 
@@ -36,6 +37,8 @@ class ServedEpisode:
         idle_timeout_s: seconds without a request after which the episode ends; None for no bound.
         obey_sampling: sample as each request asks. Otherwise the episode's sampling holds for every
             request, because tokens of several distributions cannot be trained together.
+        strict_keys: refuse keys and types of tools that are unknown, rather than note them.
+        loose_history: see ``HistoryIndex``.
 
     Attributes:
         context_status: the status of a conversation that had no room for its last request.
@@ -49,11 +52,13 @@ class ServedEpisode:
         *,
         idle_timeout_s: float | None = None,
         obey_sampling: bool = False,
+        strict_keys: bool = False,
+        loose_history: bool = False,
     ) -> None:
         self._turns = turns
         self._idle_timeout_s = idle_timeout_s
         self._obey_sampling = obey_sampling
-        self._history = HistoryIndex()
+        self._history = HistoryIndex(loose=loose_history)
         self._rewards: dict[str, float] = {}
         self._reasons: dict[str, Any] = {}
         self._generating: set[asyncio.Task[TurnResult]] = set()
@@ -62,6 +67,7 @@ class ServedEpisode:
         # Resolved once, with the episode's status or with the error that failed it.
         self._end: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         self.context_status: Status | None = None
+        self.strict_keys = strict_keys
         self.threads: dict[str, tuple[Message, ...]] = {}
 
     @property
@@ -83,10 +89,12 @@ class ServedEpisode:
         self._check_open()
         if request.logprobs and self._turns.context.renderer is None:
             raise bad_request("logprobs must be false here: the engine gives no token ids")
-        entry, new = self._history.find(request.messages, request.tools)
+        found = self._history.find(request.messages, request.tools)
+        entry, new = found.entry, found.new
+        before = () if entry is None else entry.client_messages
         if entry is not None:
             new = _with_hidden_results(entry.hidden_calls, new)
-        turn_request = self._turn_request(entry, new, request)
+        turn_request = self._turn_request(found, new, request)
         most = self._turns.context.spec.episode.max_turns
         # Turns that are still being made count too, since requests may be concurrent.
         if self.num_turns + len(self._generating) >= most:
@@ -108,15 +116,32 @@ class ServedEpisode:
         self._history.add(
             HistoryEntry(
                 turn.sequence,
-                (*request.messages, message),
+                (*before, *found.new, message),
                 request.tools,
                 request.constraints,
                 hidden,
-            )
+            ),
+            found,
         )
-        note_turn(self._turns.builder, turn, await self._notes(request, turn))
+        notes = {**await self._notes(request, turn), "repairs": dict(found.repairs)}
+        note_turn(self._turns.builder, turn, notes)
+        self._turns.builder.repairs.update(found.repairs.keys())
         calls = tuple(call for call in turn.action.tool_calls if call not in hidden)
         return replace(turn, action=replace(turn.action, message=message, tool_calls=calls))
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """The tokens of a request's conversation as a prompt of its own, and of its tools.
+
+        Raises:
+            PolicyApiError: the engine takes no ids, or the template cannot write the conversation.
+        """
+        renderer = self._turns.context.renderer
+        if renderer is None:
+            raise bad_request("tokens cannot be counted here: the engine takes no token ids")
+        try:
+            return sum(map(len, renderer.prompt(request.messages, request.tools)))
+        except DataError as error:
+            raise bad_request(str(error)) from error
 
     def give_reward(self, value: float, name: str = "reward", why: Any = None) -> None:
         """Sets a part of the episode's reward; a second call with a name replaces the first.
@@ -224,12 +249,14 @@ class ServedEpisode:
         return PolicyApiError(503, error.boundary, f"the policy cannot answer: {error}")
 
     def _turn_request(
-        self, entry: HistoryEntry | None, new: tuple[Message, ...], request: ChatRequest
+        self, found: Continuation, new: tuple[Message, ...], request: ChatRequest
     ) -> TurnRequest:
-        turns = self._turns
+        turns, entry = self._turns, found.entry
         earlier = AnswerConstraints() if entry is None else entry.constraints
         observed = with_instruction(new, request.constraints.instruction(earlier))
-        sequence = turns.first_sequence() if entry is None else entry.sequence
+        sequence = (
+            replace(turns.first_sequence(), cause=found.cause) if entry is None else entry.sequence
+        )
         if self._has_first_sequence if entry is None else entry.extended:
             sequence = turns.in_new_session(sequence)
         try:
@@ -238,7 +265,8 @@ class ServedEpisode:
             raise bad_request(str(error)) from error
         if isinstance(turn_request, TurnRequest):
             return turn_request
-        status = turn_request
+        detail = "; ".join(filter(None, [turn_request.detail, _size(request)]))
+        status = replace(turn_request, detail=detail)
         if status.kind == "failed":
             self._end_with(status)
         self.context_status = status
@@ -344,6 +372,17 @@ class ServedEpisode:
             )
         except ValueError as error:
             raise bad_request(str(error)) from None
+
+
+def _size(request: ChatRequest) -> str:
+    """How long a request is, and its largest tool."""
+    said = sum(len(content_text(message["content"])) for message in request.messages)
+    sizes = {tool.name: len(json.dumps(tool.openai())) for tool in request.tools}
+    text = f"the request has {said + sum(sizes.values()):,} characters"
+    if not sizes:
+        return text
+    largest = max(sizes, key=lambda name: sizes[name])
+    return f"{text} and {len(sizes)} tools, the largest {largest!r} of {sizes[largest]:,}"
 
 
 def _with_hidden_results(

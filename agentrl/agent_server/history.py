@@ -1,7 +1,8 @@
 """History: the answered conversations of an episode, and the turns that they end with.
 
 - A request belongs to the turn whose conversation its messages repeat and extend.
-- The policy's messages are compared by content and never encoded again.
+- Messages are compared as they were said; in a loose history by a normal form.
+- The messages of a turn's sequence are never encoded again, however a client repeats them.
 - Call ids are not compared, because the server assigns them.
 - A client may leave out reasoning, which stays in the sequence.
 - Any other difference makes another history, which begins a new sequence.
@@ -11,15 +12,19 @@ from __future__ import annotations
 
 import time
 from bisect import insort_left
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder
 from agentrl.rollouts.tool_calls import in_order
 from agentrl.rollouts.turns import TurnResult
 from agentrl.types import CallProblem, CallRecord, Message, ToolCall, ToolResult, ToolSpec, Turn
+
+_OPEN, _CLOSE = "<system-reminder>", "</system-reminder>"
 
 
 @dataclass(slots=True, eq=False)
@@ -28,8 +33,8 @@ class HistoryEntry:
 
     Args:
         sequence: the sequence after the turn; its messages are those of the model.
-        client_messages: the same conversation as the client has it, without the instructions of
-            constraints and with the answer that it got.
+        client_messages: the same conversation as the client first sent it, without the
+            instructions of constraints and with the answers that it got.
         tools: the tools of the turn.
         constraints: the constraints that the conversation states.
         hidden_calls: calls of the turn that the client did not get.
@@ -59,37 +64,218 @@ class HistoryEntry:
         builder.turns[stored.index] = replace(stored, calls=tuple(calls))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Continuation:
+    """Where a request continues.
+
+    Args:
+        entry: the turn that it extends; None if it begins a sequence.
+        new: its messages behind that turn.
+        repairs: messages before them that differ from what was said, counted by kind:
+            ``white_space``, ``reminders``, ``thoughts``, ``arguments``.
+        cause: why it begins a sequence; see ``HistoryIndex.find``.
+        compared: what is compared of the conversation up to that turn.
+    """
+
+    entry: HistoryEntry | None
+    new: tuple[Message, ...]
+    compared: Sequence[_Compared] = ()
+    repairs: Mapping[str, int] = field(default_factory=dict)
+    cause: str = ""
+
+
 class HistoryIndex:
-    """The conversations of an episode."""
+    """The conversations of an episode.
 
-    def __init__(self) -> None:
+    Args:
+        loose: compare without what harnesses rewrite: white space, reminders, emptied thoughts and
+            the spelling of numbers. System prompts are compared as they are.
+    """
+
+    def __init__(self, *, loose: bool = False) -> None:
+        self._loose = loose
         # the longest conversation first; among equals, the newest first
-        self._entries: list[HistoryEntry] = []
+        self._entries: list[tuple[HistoryEntry, list[_Compared]]] = []
 
-    def add(self, entry: HistoryEntry) -> None:
-        """Adds the conversation of an answered turn."""
-        insort_left(self._entries, entry, key=lambda other: -len(other.client_messages))
+    def add(self, entry: HistoryEntry, continued: Continuation) -> None:
+        """Adds the conversation of an answered turn, which began or went on as ``find`` said."""
+        # Turns share what they have in common: a conversation of n turns would take n² otherwise.
+        said = entry.client_messages[-len(continued.new) - 1 :]
+        own = (entry, [*continued.compared, *self._compared(said)])
+        insort_left(self._entries, own, key=lambda other: -len(other[0].client_messages))
 
-    def find(
-        self, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
-    ) -> tuple[HistoryEntry | None, tuple[Message, ...]]:
-        """The longest entry that a conversation extends, and its new messages.
+    def find(self, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> Continuation:
+        """Where a conversation continues.
 
-        Returns:
-            No entry and all messages for a conversation that extends none.
+        - It extends the longest turn that it repeats exactly, or else the longest that it repeats.
+        - Otherwise it begins a sequence. That is a ``sub_agent`` where no turn had its system
+          prompt and its tools, and a ``compaction`` where it is no longer than the last
+          conversation that had them. A longer one is ``edited``.
         """
-        for entry in self._entries:
-            old = entry.client_messages
-            new = tuple(messages[len(old) :])
-            if (
-                new
-                and entry.tools == tools
-                # A turn that the policy did not make has no place in its sequence.
-                and not any(message["role"] == "assistant" for message in new)
-                and all(map(_same, old, messages))
-            ):
-                return entry, new
-        return None, tuple(messages)
+        theirs = self._compared(messages)
+        system = _system(theirs)
+        repaired, last = None, None
+        for entry, ours in self._entries:
+            if entry.tools != tools or _system(ours) != system:
+                continue
+            if last is None or entry.answered_at > last[0].answered_at:
+                last = entry, ours
+            if len(theirs) < len(ours) or not all(map(_repeats, theirs, ours)):
+                continue
+            answer = theirs[len(ours) - 1].place
+            new = tuple(messages[answer + 1 :])
+            # A turn that the policy did not make has no place in its sequence.
+            if not new or any(message["role"] == "assistant" for message in new):
+                continue
+            kinds = Counter(
+                kind for pair in zip(ours, theirs, strict=False) for kind in _repairs(*pair)
+            )
+            new = _with_ids(new, messages[answer], entry.client_messages[-1])
+            found = Continuation(entry, new, ours, kinds)
+            if not kinds:
+                return found
+            repaired = repaired or found
+        if repaired is not None:
+            return repaired
+        cause = "sub_agent"
+        if last is not None:
+            cause = "edited" if len(theirs) > len(last[1]) else "compaction"
+        return Continuation(None, tuple(messages), cause=cause)
+
+    def _compared(self, messages: Sequence[Message]) -> list[_Compared]:
+        said = map(_said, messages)
+        if not self._loose:
+            return [_Compared(place, one, one) for place, one in enumerate(said)]
+        both = [_Compared(place, one, _normal(one)) for place, one in enumerate(said)]
+        # A message of nothing but reminders comes and goes with them.
+        return [one for one in both if not _is_reminder(one)]
+
+
+class _Said(NamedTuple):
+    """What is compared of a message; ``thoughts`` are None where they are left out."""
+
+    role: str
+    content: Any
+    thoughts: str | None
+    calls: list[tuple[str, Any]]
+
+
+class _Compared(NamedTuple):
+    place: int
+    said: _Said
+    normal: _Said
+
+
+def _said(message: Message) -> _Said:
+    thoughts = message.get("reasoning_content")
+    return _Said(
+        message["role"],
+        message["content"] or "",
+        None if thoughts is None else thoughts.strip(),
+        [
+            (call["function"]["name"], _typed(call["function"]["arguments"], lambda number: number))
+            for call in message.get("tool_calls", ())
+        ],
+    )
+
+
+def _normal(said: _Said) -> _Said:
+    """What stays of a message when a harness writes it again."""
+    if said.role == "system":
+        return said
+    plain = _squeezed if said.role == "assistant" else _without_reminders
+    return _Said(
+        said.role,
+        _each_text(said.content, plain),
+        _squeezed(said.thoughts or "") or None,
+        [(name, _typed(arguments, _as_double)) for name, arguments in said.calls],
+    )
+
+
+def _is_reminder(one: _Compared) -> bool:
+    said, normal = one.said, one.normal
+    return said.role == "user" and not normal.content and bool(_each_text(said.content, _squeezed))
+
+
+def _repeats(theirs: _Compared, ours: _Compared) -> bool:
+    new, old = theirs.normal, ours.normal
+    return (new.role, new.content, new.calls) == (old.role, old.content, old.calls) and (
+        new.thoughts is None or new.thoughts == (old.thoughts or "")
+    )
+
+
+def _repairs(ours: _Compared, theirs: _Compared) -> Iterator[str]:
+    """How a message that is repeated differs from what was said."""
+    old, new = ours.said, theirs.said
+    if old.content != new.content:
+        same_words = _each_text(old.content, _squeezed) == _each_text(new.content, _squeezed)
+        yield "white_space" if same_words else "reminders"
+    if (old.thoughts or "") != (new.thoughts or ""):
+        yield "thoughts"
+    if old.calls != new.calls:
+        yield "arguments"
+
+
+def _system(compared: Sequence[_Compared]) -> list[Any]:
+    return [one.said.content for one in takewhile(lambda one: one.said.role == "system", compared)]
+
+
+def _with_ids(new: Sequence[Message], theirs: Message, ours: Message) -> tuple[Message, ...]:
+    """New messages whose results have the ids of our calls, where the client renamed its own."""
+    calls = zip(theirs.get("tool_calls", ()), ours.get("tool_calls", ()), strict=True)
+    ids = {named["id"]: call["id"] for named, call in calls if named["id"] != call["id"]}
+    if not ids:
+        return tuple(new)
+    return tuple(
+        {**message, "tool_call_id": ids.get(message["tool_call_id"], message["tool_call_id"])}
+        if message["role"] == "tool"
+        else message
+        for message in new
+    )
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _without_reminders(text: str) -> str:
+    # A tool may say whatever the policy makes it say: a pattern would look for the end of each
+    # reminder that is never closed, again and again.
+    kept, at = [], 0
+    while (first := text.find(_OPEN, at)) >= 0 and (last := text.find(_CLOSE, first)) >= 0:
+        kept.append(text[at:first])
+        at = last + len(_CLOSE)
+    return _squeezed(" ".join([*kept, text[at:]]))
+
+
+def _each_text(content: Any, change: Callable[[str], str]) -> Any:
+    """Content with each of its texts changed, and without parts that then are empty."""
+    if isinstance(content, str):
+        return change(content)
+    parts = [{**part, "text": change(part["text"])} if "text" in part else part for part in content]
+    return [part for part in parts if part.get("text", True)]
+
+
+def _typed(value: Any, number: Callable[[float], float]) -> Any:
+    """JSON in which true is not 1, with its numbers changed."""
+    match value:
+        case bool():
+            return (value,)
+        case int() | float():
+            return number(value)
+        case Mapping():
+            return {name: _typed(own, number) for name, own in value.items()}
+        case list():
+            return [_typed(own, number) for own in value]
+    return value
+
+
+def _as_double(number: float) -> float:
+    """A number as JavaScript has it, which writes long ones otherwise."""
+    try:
+        return float(number)
+    except OverflowError:
+        return number
 
 
 def note_turn(builder: TrajectoryBuilder, turn: TurnResult, notes: Mapping[str, Any]) -> None:
@@ -112,21 +298,3 @@ def _without_result(written: ToolCall | CallProblem) -> CallRecord:
 def _turn(builder: TrajectoryBuilder, sequence: SequenceState) -> Turn:
     assert sequence.parent is not None, "the sequence ends with a turn"
     return builder.turns[sequence.parent]
-
-
-def _same(ours: Message, theirs: Message) -> bool:
-    if ours["role"] != theirs["role"] or (ours["content"] or "") != (theirs["content"] or ""):
-        return False
-    if ours["role"] != "assistant":
-        return True
-    reasoning = theirs.get("reasoning_content")
-    if reasoning is not None and reasoning.strip() != ours.get("reasoning_content", "").strip():
-        return False
-    return _calls(ours) == _calls(theirs)
-
-
-def _calls(message: Message) -> list[tuple[str, object]]:
-    return [
-        (call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls", [])
-    ]

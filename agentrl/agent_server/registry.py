@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.agent_server.api.api_error import PolicyApiError
+from agentrl.agent_server.api.request import ChatRequest
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.engines.base import RolloutEngine
@@ -19,7 +20,7 @@ class EpisodeRegistry:
     """The episodes that the routes serve; used in the endpoint's event loop only.
 
     This class serves the episodes of agent programs, which their drivers open. ``StandaloneServer``
-    overrides the last three methods.
+    overrides all but ``drop``.
 
     Args:
         engine: the engine behind the endpoint.
@@ -55,11 +56,15 @@ class EpisodeRegistry:
         Raises:
             PolicyApiError: only episodes are served here, or the turn failed.
         """
-        raise PolicyApiError(
-            401,
-            "no_such_episode",
-            "this endpoint serves episodes; use OPENAI_BASE_URL and OPENAI_API_KEY",
-        )
+        raise _no_episode()
+
+    def count_standalone(self, request: ChatRequest) -> int:
+        """The tokens of a request without an episode; see ``ServedEpisode.count_tokens``.
+
+        Raises:
+            PolicyApiError: only episodes are served here, or they cannot be counted.
+        """
+        raise _no_episode()
 
     async def open(self, body: Any, root: str) -> dict[str, Any]:
         """Opens an episode.
@@ -81,3 +86,12 @@ class EpisodeRegistry:
     async def outcome(self, episode_id: str) -> dict[str, Any]:
         """The outcome of an ended episode; an agent program's is scored after it has exited."""
         return {"id": episode_id, "status": "ending"}
+
+
+def _no_episode() -> PolicyApiError:
+    return PolicyApiError(
+        401,
+        "no_such_episode",
+        "this endpoint serves episodes; use the base URL and the API key of the environment "
+        "(OPENAI_BASE_URL, ANTHROPIC_BASE_URL)",
+    )

@@ -130,6 +130,7 @@ class ServedDriver:
         server: the host's endpoint.
         idle_timeout_s: seconds without a request after which the episode ends.
         on_open: called with this driver after its episode has been opened.
+        strict_keys, loose_history: see ``ServedEpisode``.
 
     Attributes:
         env: None, because the environment is outside of agentrl.
@@ -146,6 +147,8 @@ class ServedDriver:
         *,
         idle_timeout_s: float | None = None,
         on_open: Callable[[ServedDriver], None] | None = None,
+        strict_keys: bool = False,
+        loose_history: bool = False,
     ) -> None:
         key = turns.builder.key
         self.turns = turns
@@ -157,10 +160,11 @@ class ServedDriver:
         self._server = server
         self._idle_timeout_s = idle_timeout_s
         self._on_open = on_open
+        self._reads = {"strict_keys": strict_keys, "loose_history": loose_history}
 
     async def prepare(self) -> None:
         """Opens the episode; ``url`` is that of its routes."""
-        self.episode = ServedEpisode(self.turns, idle_timeout_s=self._idle_timeout_s)
+        self.episode = ServedEpisode(self.turns, idle_timeout_s=self._idle_timeout_s, **self._reads)
         self.url = await self._server.serve(self.episode_id, self.episode)
         if self._on_open is not None:
             self._on_open(self)

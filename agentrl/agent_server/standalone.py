@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
+from agentrl.agent_server.api.request import ChatRequest
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer, ServedDriver
 from agentrl.agent_server.stream_writer import StreamWriter
@@ -31,6 +32,7 @@ class StandaloneServer(PolicyServer):
         host, port: the address; port 0 takes a free one.
         idle_timeout_s: seconds without a request after which an episode ends.
         token, hosts: see ``EpisodeRegistry``.
+        strict_keys, loose_history: see ``ServedEpisode``.
 
     Raises:
         ConfigError: the rubric scores groups.
@@ -51,12 +53,15 @@ class StandaloneServer(PolicyServer):
         idle_timeout_s: float = 300.0,
         token: str = "",
         hosts: Sequence[str] = (),
+        strict_keys: bool = False,
+        loose_history: bool = False,
     ) -> None:
         check_served_rubric(context.rubric)
         super().__init__(context.engine, host=host, port=port, token=token, hosts=hosts)
         self._context = context
         self._keep = keep
         self._idle_timeout_s = idle_timeout_s
+        self._reads = {"strict_keys": strict_keys, "loose_history": loose_history}
         self._numbers = itertools.count()
         running = context.spec.permits.running
         self._permits = PhaseSemaphores(running, running, running)
@@ -117,15 +122,21 @@ class StandaloneServer(PolicyServer):
 
     async def complete_standalone(self, stream: StreamWriter) -> TurnResult:
         """See ``EpisodeRegistry.complete_standalone``: sampled as requested, and not stored."""
-        number = next(self._numbers)
-        builder = TrajectoryBuilder(
-            EpisodeKey(number, 0, 0, "eval", "alone"), Task(f"alone-{number}")
-        )
-        turns = TurnGenerator(self._context, builder, self._context.spec.episode.sampling)
+        turns = self._turns_alone()
         try:
             return await ServedEpisode(turns, obey_sampling=True).complete(stream)
         finally:
             await turns.release()
+
+    def count_standalone(self, request: ChatRequest) -> int:
+        """See ``EpisodeRegistry.count_standalone``."""
+        return ServedEpisode(self._turns_alone()).count_tokens(request)
+
+    def _turns_alone(self) -> TurnGenerator:
+        number = next(self._numbers)
+        key = EpisodeKey(number, 0, 0, "eval", "alone")
+        builder = TrajectoryBuilder(key, Task(f"alone-{number}"))
+        return TurnGenerator(self._context, builder, self._context.spec.episode.sampling)
 
     async def until_failure(self) -> None:
         """Waits until a trajectory cannot be kept.
@@ -146,7 +157,11 @@ class StandaloneServer(PolicyServer):
         """See ``DriverSpec.driver``."""
         opened = self._opening.pop(turns.builder.key.group_index)
         return ServedDriver(
-            turns, self, idle_timeout_s=self._idle_timeout_s, on_open=opened.set_result
+            turns,
+            self,
+            idle_timeout_s=self._idle_timeout_s,
+            on_open=opened.set_result,
+            **self._reads,
         )
 
     async def _play(self, task: Task, number: int) -> Trajectory:

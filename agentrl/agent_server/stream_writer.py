@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.agent_server.api.chat_request import ChatRequest
+from agentrl.agent_server.api.request import ChatRequest
 from agentrl.errors import TokenMismatchError
 from agentrl.llm import to_wire
 from agentrl.render import Renderer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
-from agentrl.cli.terminal import escape_what_cannot_be_written, say
+from agentrl.cli.terminal import drop_output, escape_what_cannot_be_written, say
 from agentrl.errors import (
     CHECKPOINT,
     IN_LOG,
@@ -43,6 +42,7 @@ _COMMANDS = {
     "ls": "List the trajectories of a run, also while it trains.",
     "query": "Ask a run by SQL, which reads it and nothing else.",
     "tail": "Follow a run: its steps, new trajectories and alerts.",
+    "top": "Show what a run does now, and who waits for whom.",
     "diff": "Compare two trajectories turn by turn, and say at which token they part.",
     "show": "Show a run, or one of its trajectories with the origin of every token.",
     "view": "Show runs in the browser, also while they train.",
@@ -53,7 +53,7 @@ _COMMANDS = {
 
 _FILES = {
     **dict.fromkeys(("init", "doctor", "install"), "setup_commands"),
-    **dict.fromkeys(("ls", "query", "tail", "diff", "show"), "read_commands"),
+    **dict.fromkeys(("ls", "query", "tail", "top", "diff", "show"), "read_commands"),
     "rollout": "train_command",
     "play": "try_command",
 }
@@ -122,9 +122,7 @@ def run(tokens: Sequence[str]) -> int:
         _tell(_interrupted(error))
         return 130
     except BrokenPipeError:
-        # The reader of the output has closed it.
-        # Python flushes stdout once more at its exit, which must not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
     except Exception as error:
         if not _is_kept(error):

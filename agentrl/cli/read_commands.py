@@ -1,8 +1,9 @@
-"""Read commands: ``agentrl ls``, ``query``, ``show``, ``diff`` and ``tail``."""
+"""Read commands: ``agentrl ls``, ``query``, ``show``, ``diff``, ``tail`` and ``top``."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from agentrl.cli.terminal import (
     Flag,
     PositiveCount,
     Seconds,
+    console,
     counted,
     print_json,
     print_table,
@@ -24,6 +26,7 @@ from agentrl.cli.terminal import (
 from agentrl.cli.views.diff_text import print_diff
 from agentrl.cli.views.run_overview import overview, print_overview
 from agentrl.cli.views.tail_lines import RunTail, print_entry
+from agentrl.cli.views.top_text import RunTop, print_top
 from agentrl.cli.views.trajectory_text import print_trajectory, token_text_of, trajectory_json
 from agentrl.store import RunDirectory
 from agentrl.viewer.analysis.side_by_side import turn_diff
@@ -258,3 +261,46 @@ def tail_command(
         except KeyboardInterrupt:
             # which is how one stops looking
             return
+
+
+@reading_stored_files()
+def top_command(
+    run: Path,
+    /,
+    *,
+    once: Flag = False,
+    interval: Seconds = 1.0,
+    json: Flag = False,
+) -> None:
+    """Show what a run does now and who waits for whom, until it ends or Ctrl-C comes.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    once
+        One look; also where the output is no terminal.
+    interval
+        Seconds between two looks.
+    json
+        One look, as JSON.
+    """
+    top = RunTop(RunDirectory.open(run))
+    found = top.look()
+    say_passed_over(found["damage"])
+    if json:
+        print_json(found)
+        return
+    if sys.stdout.isatty() and not once:
+        out = console()
+        try:
+            with out.screen():
+                while found["state"] == "alive":
+                    out.clear()
+                    print_top(found)
+                    time.sleep(interval)
+                    found = top.look()
+        except KeyboardInterrupt:
+            # which is how one stops looking
+            pass
+    print_top(found)

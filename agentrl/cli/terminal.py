@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,10 +44,34 @@ def say_passed_over(damage: Iterable[str]) -> None:
         say(f"! passed over: {text}", file=sys.stderr)
 
 
+class _Console(Console):
+    """One whose command ends where the reader of its output has closed it."""
+
+    def on_broken_pipe(self) -> None:
+        # rich would raise SystemExit, which is a user's code's here
+        raise BrokenPipeError
+
+
+class LastingConsole(Console):
+    """One whose command goes on where the reader of its output has closed it."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        drop_output()
+
+
+def drop_output() -> None:
+    """What is still written to standard output, whose reader has closed it, is lost.
+
+    Python flushes it once more at its exit, which must not raise again.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def console() -> Console:
     """Colours and the terminal's width on a terminal; plain and wide lines otherwise."""
     terminal = sys.stdout.isatty()
-    return Console(
+    return _Console(
         file=sys.stdout,
         highlight=False,
         markup=False,

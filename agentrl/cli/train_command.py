@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from agentrl.cli.terminal import (
+    Count,
     Flag,
+    LastingConsole,
     PositiveCount,
     console,
     print_table,
@@ -35,6 +37,7 @@ def train_command(
     dry_run: Flag = False,
     view: Flag = False,
     then_view: Flag = False,
+    retries: Count = 0,
 ) -> None:
     """Train an agent as a configuration file says.
 
@@ -53,6 +56,9 @@ def train_command(
     then_view
         Show the run in the browser when it has been trained, until Ctrl-C. Without a terminal
         nothing is started.
+    retries
+        Start the run again from its last checkpoint where its process dies, so many times at most;
+        no more once no step was gained twice.
     """
     from agentrl.config import load_with_origins, to_yaml
 
@@ -66,9 +72,13 @@ def train_command(
     # A folder that cannot be used is refused before the imports below, which take seconds.
     with reading_stored_files():
         RunDirectory.open(place) if resume else RunDirectory.check_new(place)
-    from rich.console import Console
+    if retries:
+        from agentrl.run.lifetime.retries import outlive
 
-    console = Console()
+        flags = {"--resume": resume, "--view": view, "--then-view": then_view}
+        given = [flag for flag, is_given in flags.items() if is_given]
+        outlive(retries, place, ["train", str(config), *overrides, *given])
+    console = LastingConsole()
     # rich takes FORCE_COLOR for a terminal, and nobody sits before that one.
     terminal = sys.stdout.isatty()
     with ExitStack() as stack:
@@ -79,7 +89,7 @@ def train_command(
             stack.enter_context(viewer_beside(Path(place), told, terminal=terminal))
         from agentrl.run.trainer import Trainer
 
-        trainer = stack.enter_context(Trainer(loaded.config, console=console))
+        trainer = stack.enter_context(Trainer(loaded, console=console))
         trainer.train(resume=resume)
     if not (then_view and terminal):
         say(f"show it in the browser: agentrl view {shlex.quote(place)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.config.dump import to_yaml
+from agentrl.config.dump import flat_settings, to_yaml
 from agentrl.config.load import LoadedConfig, load_config, load_with_origins
 from agentrl.config.schema import RunConfig, StageConfig
 
@@ -10,6 +10,7 @@ __all__ = [
     "LoadedConfig",
     "RunConfig",
     "StageConfig",
+    "flat_settings",
     "load_config",
     "load_with_origins",
     "to_yaml",

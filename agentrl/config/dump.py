@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
@@ -59,6 +59,30 @@ def to_yaml(
     stream = io.StringIO()
     yaml.dump(tree, stream)
     return stream.getvalue()
+
+
+def flat_settings(config: RunConfig, stages: Sequence[StageConfig]) -> dict[str, Mapping[str, Any]]:
+    """The settings of the whole run, under no name, and of each stage, by dotted key."""
+    shared = config.model_dump(include=set(SHARED_SECTIONS))
+    own = {
+        stage.name: stage.model_dump(by_alias=True, exclude={*SHARED_SECTIONS, "name"})
+        for stage in stages
+    }
+    trees = {"": shared, **own}
+    return {
+        name: {".".join(key): value for key, value in flat(tree)} for name, tree in trees.items()
+    }
+
+
+def flat(
+    tree: Mapping[str, Any], at: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Values by key; a list is one value, and so are a function's arguments."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and value and name not in ("args", "build_args"):
+            yield from flat(value, (*at, name))
+        else:
+            yield (*at, name), value
 
 
 def _commented(

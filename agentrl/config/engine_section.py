@@ -181,9 +181,9 @@ def _worker_gpu_faults(
                 section,
                 f"{key}.gpus",
             )
-        elif own.rollout_workers * needed != pool.world_size:
+        elif own.worker_range[0] * needed != pool.world_size:
             yield fault(
-                f"placement.rollout_workers * {what} = {own.rollout_workers} * {needed} must be "
+                f"placement.rollout_workers * {what} = {own.worker_range[0]} * {needed} must be "
                 f"the GPUs of {key}, {pool.nodes or 1} * {pool.gpus}; change one of them",
                 "placement.rollout_workers",
                 f"{key}.gpus",

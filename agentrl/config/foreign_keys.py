@@ -81,6 +81,7 @@ trainer.save_freq checkpoint.every
 trainer.max_actor_ckpt_to_keep checkpoint.keep_last
 trainer.default_local_dir run.dir
 trainer.logger metrics.tensorboard
+trainer.project_name metrics.wandb.project
 trainer.total_training_steps train.steps
 """.strip().splitlines()
 )

@@ -19,6 +19,7 @@ from agentrl.config.document import (
     parse_document,
     value_at,
 )
+from agentrl.config.dump import SHARED_SECTIONS, flat
 from agentrl.config.engine_section import engine_faults, engine_section_faults
 from agentrl.config.foreign_keys import with_our_name
 from agentrl.config.key_names import with_keys
@@ -53,6 +54,20 @@ class LoadedConfig:
                 if written in origins:
                     return origins[written].text
         return "default"
+
+    def sources(self) -> dict[str, str]:
+        """Where each value that is no default was written, by its dotted key in
+        ``config.resolved.yaml``, in which a stage's name stands for its place.
+        """
+        shared = self.config.model_dump(include=set(SHARED_SECTIONS))
+        found = {".".join(key): self.origin(key) for key, _ in flat(shared)}
+        for index, stage in enumerate(self.config.resolved_stages(include_skipped=True)):
+            own = stage.model_dump(by_alias=True, exclude={*SHARED_SECTIONS, "name"})
+            before = ("stages", stage.name) if self.config.stages else ()
+            for key, _ in flat(own):
+                shown = ("from",) if key == ("starts_from",) else key
+                found[".".join((*before, *shown))] = self.origin(key, index)
+        return {key: origin for key, origin in found.items() if origin != "default"}
 
 
 def load_config(

@@ -23,6 +23,7 @@ _POOL_NAME = re.compile(rf"(?!{MAIN_POOL}$)[A-Za-z][\w-]*")
 def placement_faults(placement: PlacementConfig, own_roles: Set[str]) -> Iterator[Fault]:
     """Rules of a run's processes; ``own_roles`` are the names under ``roles``."""
     yield from _worker_faults(placement)
+    yield from _range_faults(placement)
     yield from _pool_faults(placement)
     yield from _role_faults(placement, PLACED_ROLES | own_roles)
     yield from _rollout_pool_faults(placement)
@@ -86,6 +87,41 @@ def _worker_faults(placement: PlacementConfig) -> Iterator[Fault]:
                 "placement.worker_resources must give each Ray resource a number above 0, got "
                 f"{name}: {value!r}",
                 "placement.worker_resources",
+            )
+
+
+def _range_faults(placement: PlacementConfig) -> Iterator[Fault]:
+    """Where something needs one number of rollout workers."""
+    least, most = placement.worker_range
+    pool, key = placement.worker_pool, _pool_key(placement.rollout or MAIN_POOL)
+    shares = placement.workers_share
+    for fixed, rule, other, remedy in (
+        (
+            placement.mode == "inline",
+            "be 0 with placement.mode='inline', which starts no process",
+            "placement.mode",
+            "set placement.mode=ray",
+        ),
+        (
+            shares,
+            f"be one number with placement.rollout={placement.rollout!r}, which has them beside "
+            "ranks, in places that are reserved for the whole run",
+            "placement.rollout",
+            "name a pool of their own",
+        ),
+        (
+            not shares and (pool.nodes or pool.gpus),
+            f"be one number beside {key}.nodes and {key}.gpus, which count the machines of all",
+            key,
+            "leave these out",
+        ),
+    ):
+        if fixed and least < most:
+            yield fault(
+                f"placement.rollout_workers must {rule}, got [{least}, {most}]; set it so, "
+                f"or {remedy}",
+                "placement.rollout_workers",
+                other,
             )
 
 
@@ -160,10 +196,11 @@ def _rollout_pool_faults(placement: PlacementConfig) -> Iterator[Fault]:
             key,
             "placement.rollout",
         )
-    if placement.rollout_workers % (pool.nodes or 1):
+    least, most = placement.worker_range
+    if least == most and least % (pool.nodes or 1):
         yield fault(
             f"placement.rollout_workers must be a multiple of {key}.nodes={pool.nodes}, got "
-            f"{placement.rollout_workers}; change one of them",
+            f"{least}; change one of them",
             "placement.rollout_workers",
             f"{key}.nodes",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -299,7 +300,8 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
         yield fault(
             "run.deterministic needs placement.rollout_workers=0 (groups of several workers come "
             "in any "
-            f"order), got {stage.placement.rollout_workers}; set it, or run.deterministic=false",
+            f"order), got {json.dumps(stage.placement.rollout_workers)}; set it, or "
+            "run.deterministic=false",
             "placement.rollout_workers",
             "run.deterministic",
         )
@@ -323,7 +325,8 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
         yield fault(
             "rollout.sleep=true needs rollout.schedule='sync' and placement.rollout_workers=0 (an "
             "engine sleeps while its own batch is trained beside it), got "
-            f"{rollout.schedule!r} and {stage.placement.rollout_workers}; leave it out",
+            f"{rollout.schedule!r} and {json.dumps(stage.placement.rollout_workers)}; leave it "
+            "out",
             "rollout.sleep",
             "rollout.schedule",
             "placement.rollout_workers",

@@ -16,7 +16,6 @@ from agentrl.config.sections import (
     Dtype,
     EnvConfig,
     EvalConfig,
-    MetricsConfig,
     ModelConfig,
     PlacementConfig,
     RewardConfig,
@@ -33,6 +32,7 @@ from agentrl.config.train_sections import (
 )
 from agentrl.engines.base import EngineSpec
 from agentrl.engines.find import find_engine
+from agentrl.metrics.metrics_spec import MetricsSpec
 from agentrl.metrics.monitors import HealthSpec
 from agentrl.sandbox import SandboxSpec
 from agentrl.store.store_spec import StoreSpec
@@ -72,7 +72,7 @@ class _RunSections(Section):
     run: RunSection = RunSection()
     placement: PlacementConfig = PlacementConfig()
     model: ModelConfig = ModelConfig()
-    metrics: MetricsConfig = MetricsConfig()
+    metrics: MetricsSpec = MetricsSpec()
     store: StoreSpec = StoreSpec()
 
     @property
@@ -98,11 +98,11 @@ class StageConfig(_StageSections, _RunSections):
 
     @property
     def num_hosts(self) -> int:
-        """Processes that play episodes: rollout workers, or without any the training processes, of
-        those that have a server together the first."""
+        """Processes that play episodes: rollout workers, as many as there may be, or without any
+        the training processes, of those that have a server together the first."""
         own = self.placement
         if own.rollout_workers:
-            return own.rollout_workers
+            return own.worker_range[1]
         together = self.engine_spec.traits().ranks_a_server or 1
         return own.world_size // (1 if own.world_size % together else together)
 

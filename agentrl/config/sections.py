@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from agentrl.envs import WrapperReference
+from agentrl.errors import ConfigError
 from agentrl.rollouts import AgentSpec
 from agentrl.rollouts.samplers.catalog import settings_of
 from agentrl.rollouts.samplers.settings import SamplerSettings
@@ -119,6 +120,19 @@ class PoolConfig(Section):
         return self.world_size // (self.tp_size * self.sp_size * self.pp_size)
 
 
+def _worker_numbers(value: Any) -> Any:
+    """A number of processes, or the least and the most of them."""
+    value = tuple(value) if isinstance(value, list) else value
+    ends = value if isinstance(value, tuple) else (1, value)
+    if [*map(type, ends)] != [int, int] or not (1 <= ends[0] <= ends[1] or value == 0):
+        raise ConfigError(
+            "{key} must be a number of processes, or [least, most] of them with 1 <= least <= "
+            f"most, got {list(value) if value is ends else value!r}; put the smaller first, or "
+            "name one number (0 plays episodes in the training processes)"
+        )
+    return value
+
+
 class PlacementConfig(PoolConfig):
     """The run's processes, which serve all stages: a pool of ranks, ``main``, which holds every
     role that names no other, further pools, and the rollout workers."""
@@ -141,9 +155,13 @@ class PlacementConfig(PoolConfig):
     call_timeout_s: Seconds = 1800.0
     """Deadline of a call of a worker, and of a collective of the ranks: the longest that a step's
     part, a checkpoint or loading a model may take. A worker that failed ends the call at once."""
-    rollout_workers: Natural = 0
+    rank_restarts: Annotated[Natural, _OF_RAY] = 3
+    """Times that a run starts its ranks again from the newest checkpoint after one of them died or
+    did not answer; one more ends it. Rollout workers go on meanwhile (docs/controller.md)."""
+    rollout_workers: Annotated[int | tuple[int, int], BeforeValidator(_worker_numbers)] = 0
     """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0
-    plays them in the training processes."""
+    plays them in the training processes. ``[least, most]`` starts with the least, and others join
+    where the cluster has room (docs/cluster.md)."""
     pools: dict[str, PoolConfig] = Field(default_factory=dict)
     """Further pools by name (docs/cluster.md)."""
     roles: dict[str, str] = Field(default_factory=dict)
@@ -158,10 +176,16 @@ class PlacementConfig(PoolConfig):
     worker_restarts: Annotated[Natural, _OF_WORKERS] = 3
     """Losses of them that a run goes on after between two publishes of weights (or ever, where
     nothing is trained); one more ends it. The workers of a node that is lost are one loss."""
-    worker_liveness_timeout_s: Annotated[Seconds, _OF_WORKERS] = 120.0
-    """Seconds in which one answers a call that costs it no work. One that does not, since it hangs
-    or its machine is out of reach, is ended and replaced as if it had died. After half of them it
-    gets no groups."""
+    worker_liveness_timeout_s: Annotated[Seconds, _OF_RAY] = 120.0
+    """Seconds in which a rollout worker or a rank answers a call that costs it no work. One that
+    does not, since it hangs or its machine is out of reach, is ended and started again as if it had
+    died. After half of them a rollout worker gets no groups."""
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """The rollout workers that the run starts with and keeps, and the most that it may have."""
+        own = self.rollout_workers
+        return own if isinstance(own, tuple) else (own, own)
 
     @property
     def rank_pools(self) -> dict[str, PoolConfig]:
@@ -257,17 +281,6 @@ class DebugConfig(Section):
     """Rewards change places at random within each batch, so that nothing can be learned from
     them.
     """
-
-
-class MetricsConfig(Section):
-    """Where numbers go beside ``metrics.jsonl``."""
-
-    tensorboard: bool = False
-    """Also TensorBoard event files in the run directory; needs
-    ``pip install 'tensorboard>=2.18'``.
-    """
-    verl_names: bool = False
-    """Also under verl's names, where the two mean the same."""
 
 
 class ModelConfig(Section):
@@ -487,7 +500,18 @@ class EnvConfig(Section):
     that is not listed is."""
     agent_command: Listed[str] = ()
     """An agent's own program and its arguments instead of an environment: run once an episode in
-    the file's folder, it asks the policy at OPENAI_BASE_URL (docs/policy-server.md)."""
+    the file's folder, it asks the policy at OPENAI_BASE_URL or ANTHROPIC_BASE_URL
+    (docs/policy-server.md)."""
+    agent_keys: Annotated[Literal["noted", "strict"], ActsWith("agent_command", but=((),))] = (
+        "noted"
+    )
+    """What becomes of keys and types of tools in the agent's requests that nobody here knows:
+    ``noted`` leaves them out and names them in the turn's ``info``, ``strict`` refuses the
+    request."""
+    history: Annotated[Literal["strict", "loose"], ActsWith("agent_command", but=((),))] = "strict"
+    """Which messages of the agent's requests repeat a turn: ``strict`` takes those that are equal,
+    ``loose`` also those that differ in white space, reminders, emptied thoughts or the spelling of
+    numbers, whose tokens stay those that were sampled (docs/policy-server.md)."""
 
 
 class RewardFunctionConfig(Section):

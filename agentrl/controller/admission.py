@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from agentrl.config import StageConfig
 from agentrl.rollouts import GroupState
@@ -121,7 +121,8 @@ class Backlog:
         self.cancelling: dict[int, str] = {}
         """Those of them that are cancelled, and why."""
         self._waiting: list[_Waiting] = []
-        self._in_training = 0
+        self.in_training = 0
+        """Groups of a batch, while one is trained."""
         # The groups that wait were issued before the resume, and `keep` does not count them.
         self._issued = self.restored.spent + len(self.restored.groups)
         self._step = 0
@@ -137,6 +138,19 @@ class Backlog:
         """The finished groups that wait for a batch."""
         return [one.group for one in self._waiting]
 
+    def phases(self) -> list[dict[str, Any]]:
+        """Of each group that runs or waits its phase, and the staleness of its oldest token if it
+        were taken now, as JSON."""
+        oldest: dict[Any, Mapping[str, float]] = {
+            (draw, "running"): issued for draw, issued in self.running.items()
+        }
+        for one in self._waiting:
+            oldest[one.group.group_index, "buffered"] = {one.group.policy: one.oldest}
+        return [
+            {"group": draw, "phase": phase, "staleness": -_slack(own, self._versions, 0)}
+            for (draw, phase), own in oldest.items()
+        ]
+
     @property
     def going_on(self) -> list[int]:
         """The draws that run, and are not cancelled."""
@@ -149,9 +163,9 @@ class Backlog:
 
     def has_room(self) -> bool:
         """Whether one more draw may be issued."""
-        ahead = (self._max_staleness + 1) * self._size - self._in_training
+        ahead = (self._max_staleness + 1) * self._size - self.in_training
         wanted = min(ahead, (self.stage.last_step - self._step) * self._size)
-        extra = _oversample(self.stage) if wanted > 0 and not self._in_training else 0
+        extra = _oversample(self.stage) if wanted > 0 and not self.in_training else 0
         to_come = len(self._waiting) + len(self.running)
         return to_come < wanted + extra and self._issued < draws_per_batch(self.stage)
 
@@ -211,7 +225,7 @@ class Backlog:
             self._waiting.sort(key=self._slack)
         taken = self._waiting[: self._size]
         del self._waiting[: self._size]
-        self._in_training = self._size  # a short batch makes no room before it is published
+        self.in_training = self._size  # a short batch makes no room before it is published
         self._step = step
         self._issued = len(self._waiting) + len(self.going_on)
         return [one.group for one in taken]
@@ -222,7 +236,7 @@ class Backlog:
         Returns:
             The groups that waited, and are now too old for any batch.
         """
-        self._in_training = 0
+        self.in_training = 0
         self._versions = versions
         old = [one.group for one in self._waiting if self._too_old(one)]
         self._waiting = [one for one in self._waiting if not self._too_old(one)]

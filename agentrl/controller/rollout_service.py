@@ -13,18 +13,19 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
 from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
 from agentrl.controller.admission import Backlog, RolloutState
-from agentrl.controller.cluster.rollout_pool import GroupPool, Incident
+from agentrl.controller.cluster.rollout_pool import GroupKey, GroupPool, Incident, group_key
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.schedule import GroupRecorder, Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.controller.threads import THREADS, AwakeClock, Threads
 from agentrl.engines import PauseMode
-from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
+from agentrl.errors import AgentRLError, EngineError, RankLostError, WeightMismatchError
 from agentrl.metrics import RolloutRates
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
@@ -38,6 +39,26 @@ _CLOSE_S = 30.0
 _SNAPSHOT_S = 600.0
 _SLOW_S = 60.0
 """A wait that takes longer is logged, once."""
+_SHOWN = 32
+"""Groups that are shown by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """What a rollout service leaves to the next one of its pool, which goes on from a checkpoint.
+
+    Args:
+        step: of the checkpoint; 0 without one.
+        state: in place of the checkpoint's; None where weights were published since, and nothing is
+            played on.
+        playing: the draws that the pool plays on, each with the versions served at its issue.
+        uncounted: draws that had come to their end and are in no step's metrics.
+    """
+
+    step: int
+    state: RolloutState | None = None
+    playing: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    uncounted: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -58,7 +79,10 @@ class RolloutService(Schedule):
         stop: ends the waits for a batch and for an evaluation.
         on_batch: called by the loop's thread once a batch is complete.
         numbers: further metrics since its last call.
+        on_wait: called again and again by the loop's thread while it waits; what it raises ends the
+            wait.
         on_close: ends what the pool has of this stage alone, once the thread has ended.
+        playing: draws that the pool plays already, see ``HandOver``.
         threads: what its thread and the loop's wait by.
     """
 
@@ -75,7 +99,9 @@ class RolloutService(Schedule):
     stop: StopRequest = field(default_factory=StopRequest)
     on_batch: Callable[[], None] = lambda: None
     numbers: Callable[[], Mapping[str, float]] = dict
+    on_wait: Callable[[], None] = lambda: None
     on_close: Callable[[], None] = lambda: None
+    playing: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     threads: Threads = THREADS
 
     def __post_init__(self) -> None:
@@ -92,7 +118,7 @@ class RolloutService(Schedule):
         ended = (*self.restored.groups, *self.restored.unobserved)
         self._ended = {group.group_index for group in ended}
         self._to_release: set[int] = set()
-        going_on = {*self.restored.outstanding, *self._ended}
+        going_on = {*self.restored.outstanding, *self.playing, *self._ended}
         self.sampler.restore(self.restored.sampler, going_on=going_on)
         self._counts: Counter[str] = Counter()
         self._rates = RolloutRates(self.threads.now)
@@ -100,6 +126,11 @@ class RolloutService(Schedule):
         self._publishing = False
         self._waiting = False
         self._evaluating: dict[str, list[GroupOutcome]] = {}
+        # of evaluations that were given up, until they have ended
+        self._given_up: set[GroupKey] = set()
+        self._in_training: Sequence[TrajectoryGroup] = ()
+        # whose weights every engine serves; None while one may have newer ones
+        self._served_step: int | None = None
         self._error: BaseException | None = None
         self._closing = False
         self._asked: Future[RolloutState] | None = None  # for a snapshot
@@ -114,7 +145,11 @@ class RolloutService(Schedule):
         """The engines serve the weights of ``state``, then groups are issued."""
         for policy, version in state.versions.items():
             self.send_weights(policy, version, "retract")
+        self._served_step = state.step
         self._backlog.start(state.step, state.versions)
+        for draw, versions in self.playing.items():
+            self._issue(MAIN_POLICY, draw, self.stage.rollouts_per_group, resumed=True)
+            self._backlog.run(draw, MAIN_POLICY, versions)
         for group in self.restored.groups:  # those that wait come into this attempt's ledger
             self._issue(group.policy, group.group_index, len(group.trajectories), resumed=True)
             self.ledger.enter_ends(group)
@@ -147,7 +182,7 @@ class RolloutService(Schedule):
                 self._waiting = False
             # Cancelled before the batch is taken, these draws do not count for the next one.
             self._cancel(self._backlog.surplus(step), "surplus")
-            taken = self._backlog.take(step)
+            self._in_training = taken = self._backlog.take(step)
             for group in taken:
                 self.ledger.move_group(group, "taken", step=step)
             self._observe_batch()
@@ -185,6 +220,7 @@ class RolloutService(Schedule):
         self.before_publish(state.versions)
         sent = state.versions if self.stage.sleeps else changed
         self._pause(True)
+        self._served_step = None
         try:
             for policy in sent:
                 self.send_weights(policy, state.versions[policy], self.stage.rollout.pause_mode)
@@ -193,6 +229,7 @@ class RolloutService(Schedule):
             raise
         finally:
             self._pause(False)
+        self._served_step = state.step
         self.make_room(state.versions)
         return state
 
@@ -215,6 +252,7 @@ class RolloutService(Schedule):
     def make_room(self, versions: Mapping[str, int]) -> None:
         """The batch in training is published, and ``versions`` are served: its place is free."""
         with self._changed:
+            self._in_training = ()
             for group in self._backlog.publish(versions):
                 self._drop_stale(group)
             self._changed.notify_all()
@@ -242,6 +280,22 @@ class RolloutService(Schedule):
         """Workers and servers that died since the last call, and that the run survived."""
         return self.pool.take_failures()
 
+    def now(self) -> dict[str, Any]:
+        """Queues, what the pool does, and the oldest groups, as JSON."""
+        pool = self.pool.now()
+        with self._changed:
+            groups = self._backlog.phases()
+            training = self._backlog.in_training
+        queues = Counter(one["phase"] for one in groups)
+        queues |= {"training": training, "batch": self.stage.train.batch_prompts}
+        return {"queues": queues, **pool, "groups": groups[:_SHOWN]}
+
+    def _longest(self) -> str:
+        """The episode that waits longest for one thing, for the end of a message; empty where none
+        is known."""
+        told = "; {episode} waits for {waits_for} since {s:.0f} s"
+        return "".join(told.format(**one) for one in self.pool.now().get("episodes", [])[:1])
+
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         """Rolls out groups that are not trained; no new training episodes are issued meanwhile."""
         label = requests[0].label
@@ -254,6 +308,11 @@ class RolloutService(Schedule):
                 self._wait(
                     lambda: len(outcomes) == len(requests), self.wait_s, f"evaluation {label}"
                 )
+            except RankLostError:
+                ended = {group_key(outcome.request) for outcome in outcomes}
+                self._given_up = set(map(group_key, requests)) - ended
+                self.pool.cancel(sorted(self._given_up))
+                raise
             finally:
                 del self._evaluating[label]
                 self._note_idle()
@@ -288,7 +347,39 @@ class RolloutService(Schedule):
         finally:
             self.on_close()
 
-    def _end(self) -> None:
+    def hand_over(self, step: int, *, plays_on: bool = True) -> HandOver | None:
+        """As ``close``, before another service of this pool goes on from the checkpoint of
+        ``step``. Where no weights were published since, the pool plays on, and what has finished is
+        kept.
+
+        Args:
+            step: 0 where there is no checkpoint.
+            plays_on: otherwise all is cancelled.
+
+        Returns:
+            None where the service broke: the pool may play anything.
+        """
+        if self._thread is None:
+            return HandOver(step, self.restored, self.playing)
+        if self._error is not None or self._served_step != step or not plays_on:
+            self.close()
+            return None if self._error else HandOver(step)
+        self._join()
+        backlog = self._backlog
+        self._collect_until(lambda: not (backlog.cancelling or self._given_up))
+        state = RolloutState(
+            next_group_index=backlog.next_group_index,
+            outstanding=tuple(sorted(backlog.again)),
+            spent=backlog.spent,
+            ledger_offset=self.ledger.offset,
+            groups=(*self._in_training, *backlog.groups),
+            running=tuple(backlog.saved.values()),
+            sampler=self.sampler.state(),
+            unobserved=tuple(outcome.group for outcome in self._unobserved),
+        )
+        return HandOver(step, state, dict(backlog.running))
+
+    def _join(self) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -299,19 +390,28 @@ class RolloutService(Schedule):
             raise EngineError(
                 f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False
             )
+
+    def _end(self) -> None:
+        self._join()
+        if self._thread is None:
+            return
         if self._error is None:  # so that the next user of the pool meets nothing of it
             self._cancel(self._backlog.running, "cancelled")
-            # A silent worker is given up first, and its groups end then.
-            limit_s = self.stage.placement.worker_liveness_timeout_s + _CLOSE_S
-            end = self._awake() + limit_s
-            while self._backlog.running:
-                self._collect(_POLL_S)
-                if self._awake() > end:
-                    raise EngineError(
-                        f"cancelled groups did not end within {limit_s:.0f} s", retryable=False
-                    )
+            self._collect_until(lambda: not (self._backlog.running or self._given_up))
         for group in self._backlog.clear():
             self.ledger.move_group(group, "dropped", reason="closed")
+
+    def _collect_until(self, ended: Callable[[], bool]) -> None:
+        """Takes in what was cancelled, once the thread has ended."""
+        # A silent worker is given up first, and its groups end then.
+        limit_s = self.stage.placement.worker_liveness_timeout_s + _CLOSE_S
+        end = self._awake() + limit_s
+        while not ended():
+            self._collect(_POLL_S)
+            if self._awake() > end:
+                raise EngineError(
+                    f"cancelled groups did not end within {limit_s:.0f} s", retryable=False
+                )
 
     def _wait(
         self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
@@ -334,18 +434,20 @@ class RolloutService(Schedule):
                 return
             if stoppable:
                 self.stop.check()
+                self.on_wait()
             running = len(self._backlog.running)
             state = f"{running} groups are running, {len(self._backlog.groups)} are buffered"
             if self._awake() >= slow:
                 fields = {"event": "slow_wait", "what": what, "running": running}
-                logger.warning("still waiting for %s: %s", what, state, extra=fields)
+                told = state + self._longest()
+                logger.warning("still waiting for %s: %s", what, told, extra=fields)
                 slow = math.inf
             # A request to end notifies nobody, so the wait looks for it again and again.
             changed = self._changed.wait(min(_POLL_S, max(0.0, end - self._awake())))
             if not changed and self._awake() >= end:
                 raise EngineError(
-                    f"waited {deadline_s:.0f} s for {what}: {state}; look for a tool that hangs, "
-                    "or raise RolloutConfig.episode_timeout_s",
+                    f"waited {deadline_s:.0f} s for {what}: {state}{self._longest()}; look for a "
+                    "tool that hangs, or raise RolloutConfig.episode_timeout_s",
                     retryable=False,
                 )
 
@@ -409,7 +511,8 @@ class RolloutService(Schedule):
 
     def _admit(self) -> list[GroupRequest]:
         requests: list[GroupRequest] = []
-        if self._evaluating or (self._in_draw_order and not self._waiting):
+        closed = self._evaluating or (self._in_draw_order and not self._waiting)
+        if closed or not self._backlog.has_room():
             return requests
         rollout = self.stage.rollout
         num_rollouts = self.stage.rollouts_per_group
@@ -469,6 +572,7 @@ class RolloutService(Schedule):
         request = outcome.request
         group = outcome.group
         if request.label:
+            self._given_up.discard(group_key(request))
             if request.label in self._evaluating:  # else its evaluation was given up
                 self._evaluating[request.label].append(outcome)
             return

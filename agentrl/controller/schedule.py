@@ -72,6 +72,10 @@ class Schedule:
         """Workers and servers that died since the last call, and that the run survived."""
         return ()
 
+    def now(self) -> dict[str, Any]:
+        """What is in flight, as JSON; nothing where no episode is played."""
+        return {}
+
     def close(self) -> None:
         """Ends what was started."""
 

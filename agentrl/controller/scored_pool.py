@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from agentrl.controller.cluster.rollout_pool import GroupKey, GroupPool, Incident, group_key
 from agentrl.controller.scoring import Score, failed_score
@@ -105,6 +106,9 @@ class ScoredPool(Closing):
 
     def take_failures(self) -> list[Incident]:
         return self._pool.take_failures()
+
+    def now(self) -> dict[str, Any]:
+        return {"unscored": len(self._waiting), **self._pool.now()}
 
     def close(self) -> None:
         """Ends the thread; a call of the reward model that runs is waited for, its scores are not.

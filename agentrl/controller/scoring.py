@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from agentrl.controller.cluster.role_handle import RoleHandle
-from agentrl.errors import AgentRLError, RewardError
+from agentrl.errors import AgentRLError, RankLostError, RewardError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.rollouts import GroupOutcome, make_batch
 from agentrl.training import Layout, ModelInfo, RewardModel, shards
@@ -106,6 +106,7 @@ class RewardScorer:
 
         Raises:
             RewardError: the reward model failed as a whole; retryable where its failure is.
+            RankLostError: a rank of it was lost.
         """
         ours = [one for one in outcomes if one.group.task.info.get(REWARD_STYLE) != "rule"]
         parts = [[outcome] for outcome in ours] if self.one_by_one else [ours]
@@ -115,6 +116,8 @@ class RewardScorer:
                 one if one.group.task.info.get(REWARD_STYLE) == "rule" else next(scored)
                 for one in outcomes
             ]
+        except RankLostError:
+            raise
         except AgentRLError as error:
             group_indices = ", ".join(str(outcome.request.group_index) for outcome in outcomes)
             raise RewardError(

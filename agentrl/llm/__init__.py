@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentrl.llm.blocks import from_blocks, to_blocks, tool_from_block
 from agentrl.llm.client import ChatAnswer, ChatClient, ChatUsage
 from agentrl.llm.items import (
     call_item,
@@ -30,13 +31,16 @@ __all__ = [
     "ChatUsage",
     "WireFault",
     "call_item",
+    "from_blocks",
     "from_items",
     "from_wire",
     "message_item",
     "reasoning_item",
     "text_part",
+    "to_blocks",
     "to_items",
     "to_wire",
+    "tool_from_block",
     "tool_from_item",
     "tool_from_wire",
     "wire_reasoning",

@@ -12,7 +12,7 @@ from agentrl.metrics.display import (
 )
 from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
 from agentrl.metrics.rollout import correctness, ended_metrics, no_signal, rollout_metrics
-from agentrl.metrics.sinks import JsonlSink, Sink, Sinks, TensorBoardSink
+from agentrl.metrics.sinks import JsonlSink, Sink, Sinks
 from agentrl.metrics.timing import PhaseTimer, RolloutRates, tokens_per_s
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Sink",
     "Sinks",
     "StepDisplay",
-    "TensorBoardSink",
     "correctness",
     "describe",
     "ended_metrics",

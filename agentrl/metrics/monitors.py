@@ -21,6 +21,9 @@ class HealthSpec(Section):
     """When the numbers of a stage that learns by rewards become an alert (docs/health.md). Each
     threshold may be null, which turns its alert off."""
 
+    webhook: Annotated[str, Field(pattern=r"^(https?://|\$[A-Za-z_]\w*$)")] | None = None
+    """URL that alerts, warnings and the run's end are posted to as JSON, such as one of Slack; or
+    ``$NAME``, the environment variable that holds it, where the URL is a secret."""
     window: Count = 10
     """Steps that a mean is taken over. The first so many are what later ones are compared with."""
     entropy_min_frac: Fraction | None = 0.2

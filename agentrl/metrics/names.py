@@ -42,6 +42,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "turns/max": "turns of the longest",
         "turns/restarts": "new sequences a trajectory after the first, such as after a template "
         "rewrites history",
+        "turns/restarts/{cause}": "those of one cause: `template`, `rewrite`, `compaction`, "
+        "`sub_agent`, `edited` (docs/rollouts.md)",
+        "turns/repairs/{kind}": "turns a trajectory whose request differed in this way from what "
+        "was said, and yet extended it (docs/policy-server.md)",
         "tool/calls_per_traj": "calls a trajectory, unreadable ones included",
         "tool/success_frac": "share of calls that succeeded",
         "tool/error/{kind}_frac": "share of calls that failed in this way",
@@ -160,9 +164,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "count/failed_checkpoints": "checkpoints, or copies of them elsewhere, that could not be "
         "written",
         "count/lost_workers": "rollout workers that died and were started again",
+        "count/drained_workers": "rollout workers that left a node which Ray drains",
         "count/lost_nodes": "nodes that did not answer, and were lost with their workers",
         "count/returned_nodes": "lost nodes that answered again",
-        "count/replayed_groups": "groups that they played, which were played again",
+        "count/replayed_groups": "groups of lost or drained workers, which others played",
         "count/worker_killers": "groups that were dropped since each worker that played them died",
         "count/suspect_workers": "rollout workers that were late to answer",
         "count/starting_workers": "rollout workers that were started in the place of a lost one",

@@ -245,8 +245,19 @@ def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
     return metrics | {
         "length/total/mean": float(np.mean(total)),
         "length/truncated_frac": float(np.mean(truncated)),
-        "turns/restarts": float(np.mean([one.info.get("restarts", 0) for one in finished])),
+        **_histories(finished),
     }
+
+
+def _histories(finished: Sequence[Trajectory]) -> dict[str, float]:
+    """New sequences by cause, and the turns whose request told their history otherwise."""
+    counts = Counter({"turns/restarts": 0})
+    for one in finished:
+        restarts, repairs = one.info.get("restarts", {}), one.info.get("repairs", {})
+        counts.update({f"turns/restarts/{cause}": count for cause, count in restarts.items()})
+        counts.update({f"turns/repairs/{kind}": count for kind, count in repairs.items()})
+        counts["turns/restarts"] += sum(restarts.values())
+    return {name: count / len(finished) for name, count in counts.items()}
 
 
 def _mismatch(finished: Sequence[Trajectory]) -> dict[str, float]:

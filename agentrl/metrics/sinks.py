@@ -1,32 +1,28 @@
-"""Sinks: write metrics as JSON lines, and as TensorBoard events if configured."""
+"""Sinks: write metrics as JSON lines and to other sinks, of which none may slow or end the run."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
-from agentrl.errors import MachineError
 from agentrl.metrics.names import with_verl_names
-from agentrl.types.user_code.load import needed
-from agentrl.types.user_code.place import described
-from agentrl.types.user_code.wall import wall
+from agentrl.metrics.outlets.courier import CLOSE_S, Courier, Told, do_nothing, end_all
+from agentrl.metrics.timing import PhaseTimes
 
-logger = logging.getLogger(__name__)
+_NO_SINKS: Mapping[str, Callable[[], OutletSink]] = MappingProxyType({})
 
 
 class Sink(Protocol):
-    """Receives the metrics of a step."""
+    """Receives the metrics of a step; whoever inherits it leaves out what it has no use for."""
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
         """Writes the metrics of ``step`` of the stage ``prefix``; names as in ``names.NAMES``."""
 
-    def close(self) -> None:
-        """Flushes and closes; a second call does nothing."""
+    def close(self, *, failed: bool = False) -> None:
+        """Flushes and closes; a second call does nothing. ``failed``: the run came to no end."""
 
 
 class LineWriter(Protocol):
@@ -60,100 +56,71 @@ class JsonlSink:
             record["nonfinite"] = nonfinite
         self._lines.append(record)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._lines.close()
 
 
-class TensorBoardSink:
-    """Writes event files for TensorBoard, each name under its stage.
+class OutletSink(Sink, Protocol):
+    """A sink that is told times too."""
 
-    Args:
-        folder: the folder of the files.
-
-    Raises:
-        ConfigError: the package ``tensorboard`` is not installed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        with needed("metrics.tensorboard", "tensorboard"):
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        self._event = Event
-        self._summary = Summary
-        self._open = partial(EventFileWriter, str(folder))
-        self._writer: Any = None
-
-    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
-        head = f"{prefix}/" if prefix else ""
-        numbers = [
-            self._summary.Value(tag=head + name, simple_value=float(value))
-            for name, value in values.items()
-        ]
-        event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers))
-        self._writer = self._writer or self._open()
-        try:
-            self._writer.add_event(event)
-        except BaseException:
-            # one that failed takes nothing more: the next step has another
-            self._writer = None
-            raise
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def log(
+        self,
+        step: int,
+        values: Mapping[str, float],
+        prefix: str = "",
+        times: Sequence[PhaseTimes] = (),
+    ) -> None:
+        """The same, with when the step and its phases began and ended."""
 
 
 class Sinks:
-    """Several sinks as one. One that fails is told and tried again at the next step; only the
-    vital one ends the run.
+    """Several sinks as one, for the length of a run.
 
     Args:
-        vital: what a run cannot do without.
-        others: each gets every step too.
+        vital: what a run cannot do without: they are written at once, and their errors end the run.
+        others: what opens each other sink, by its name in messages. Each is opened and written in a
+            thread of its own (``Courier``), which neither slows nor ends the run.
         verl_names: log each number that verl has a name for under that name too.
-        told: is told that a sink begins to fail, beside the log.
+        told: is told, beside the log, what the others fail at.
+        close_s: seconds that the others have together at the end.
     """
 
     def __init__(
         self,
-        vital: Sink,
-        others: Iterable[Sink] = (),
+        vital: Iterable[Sink],
+        others: Mapping[str, Callable[[], OutletSink]] = _NO_SINKS,
         *,
         verl_names: bool = False,
-        told: Callable[[str], None] = lambda text: None,
+        told: Told = do_nothing,
+        close_s: float = CLOSE_S,
     ) -> None:
-        self._vital = vital
-        self._others = tuple(others)
+        self._vital = tuple(vital)
+        self._couriers = [Courier(name, opened, told) for name, opened in others.items()]
         self._verl_names = verl_names
-        self._told = told
-        self._failing: set[Sink] = set()
+        self._close_s = close_s
+        self._times: Sequence[PhaseTimes] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close(failed=error is not None)
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
         """Writes the metrics of ``step`` of the stage ``prefix`` to every sink."""
         named = with_verl_names(values) if self._verl_names else values
-        self._vital.log(step, named, prefix)
-        for sink in self._others:
-            self._try(sink, partial(sink.log, step, named, prefix))
+        for sink in self._vital:
+            sink.log(step, named, prefix)
+        times, self._times = self._times, ()
+        for courier in self._couriers:
+            courier.give(lambda sink: sink.log(step, named, prefix, times))
 
-    def close(self) -> None:
+    def take_times(self, times: Sequence[PhaseTimes]) -> None:
+        """When the step whose metrics come next, and its phases, began and ended."""
+        self._times = times
+
+    def close(self, *, failed: bool = False) -> None:
         """Closes every sink."""
-        self._vital.close()
-        for sink in self._others:
-            self._try(sink, sink.close)
-
-    def _try(self, sink: Sink, work: Callable[[], None]) -> None:
-        try:
-            with wall(lambda error: MachineError(described(error)), passes=()):
-                work()
-        except MachineError as error:
-            if sink not in self._failing:
-                self._failing.add(sink)
-                text = (
-                    f"{type(sink).__name__} failed, and is tried again at each step: {error}; "
-                    "metrics.jsonl has every number"
-                )
-                logger.warning("%s", text, extra={"event": "sink_failed"})
-                self._told(text)
-        else:
-            self._failing.discard(sink)
+        for sink in self._vital:
+            sink.close(failed=failed)
+        end_all(self._couriers, lambda sink: sink.close(failed=failed), self._close_s)

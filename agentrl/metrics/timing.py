@@ -7,6 +7,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+PhaseTimes: TypeAlias = tuple[str, float, float]
+"""Name, begin and end, by the timer's clock."""
 
 
 class PhaseTimer:
@@ -16,23 +20,40 @@ class PhaseTimer:
 
     Args:
         clock: monotonic seconds.
+
+    Attributes:
+        told: is told when each step, and then each phase in it, began and ended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Guards ``_total`` and ``_step``: the training loop and the collector's thread update them.
+        self.told: Callable[[list[PhaseTimes]], None] = lambda times: None
+        self._began = clock()
+        # Guards what follows: the training loop and the collector's thread update it.
         self._lock = threading.Lock()
+        self._phases: list[PhaseTimes] = []
         self._total: defaultdict[str, float] = defaultdict(float)
         self._step: defaultdict[str, float] = defaultdict(float)
+        # of phases that last; single operations alone
+        self._open: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Adds the block's seconds, also if it raises."""
-        started = self._clock()
+        self._open[name] = started = self._clock()
         try:
             yield
         finally:
-            self.add(name, self._clock() - started)
+            self._open.pop(name, None)
+            ended = self._clock()
+            self.add(name, ended - started)
+            with self._lock:
+                self._phases.append((name, started, ended))
+
+    def now(self) -> list[dict[str, Any]]:
+        """The phases that last, the outer ones first, with the seconds so far, as JSON."""
+        now = self._clock()
+        return [{"phase": name, "s": now - start} for name, start in list(self._open.items())]
 
     def add(self, name: str, seconds: float) -> None:
         """Adds seconds that were measured elsewhere."""
@@ -43,9 +64,12 @@ class PhaseTimer:
     def take_step(self) -> dict[str, float]:
         """``time/{phase}_s`` since the last call, which starts the next step."""
         with self._lock:
-            step = {f"time/{name}_s": seconds for name, seconds in self._step.items()}
+            seconds = {f"time/{name}_s": own for name, own in self._step.items()}
             self._step.clear()
-        return step
+            phases, self._phases = self._phases, []
+        began, self._began = self._began, self._clock()
+        self.told([("step", began, self._began), *phases])
+        return seconds
 
     def total(self) -> dict[str, float]:
         """Seconds by phase since the start, as in ``summary.json``."""

@@ -44,12 +44,19 @@ class Vision:
         """The placeholders of an image: its patches after resizing, merged.
 
         Raises:
-            DataError: the processor refuses its shape.
+            DataError: the processor refuses its shape, or its settings cut it to nothing.
         """
         try:
             patches = int(self.processor.get_number_of_image_patches(image.height, image.width))
         except ValueError as error:
             raise DataError(f"{image} cannot be shown to the model: {error}; crop it") from error
+        except ZeroDivisionError:
+            patches = 0
+        if not patches:
+            raise DataError(
+                f"{image} becomes no token by min_pixels and max_pixels in preprocessor_config.json"
+                "; enlarge it, or use the file that the model was published with"
+            )
         return patches // self.patches_per_token
 
     def expand(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -55,6 +56,8 @@ class SequenceState:
         media: the spans of images in ``ids``.
         policy_version: the highest version that sampled any of ``ids``. Versions never fall along a
             sequence.
+        cause: why it begins after an agent's first sequence: ``template``, ``rewrite``, or one of
+            ``HistoryIndex.find``.
     """
 
     session_id: str
@@ -66,10 +69,11 @@ class SequenceState:
     prompt_tokens: int = 0
     media: tuple[MediaSpan, ...] = ()
     policy_version: int = 0
+    cause: str = ""
 
-    def restarted(self, messages: tuple[Message, ...]) -> SequenceState:
+    def restarted(self, messages: tuple[Message, ...], cause: str) -> SequenceState:
         """An empty sequence in the same KV session, for the conversation ``messages``."""
-        return SequenceState(self.session_id, messages, _digest(b"", messages))
+        return SequenceState(self.session_id, messages, _digest(b"", messages), cause=cause)
 
     def extended(self, observed: tuple[Message, ...]) -> SequenceState:
         """This sequence with ``observed`` at the end of its conversation."""
@@ -105,10 +109,14 @@ class TrajectoryBuilder:
         conversations: the conversation of each agent that has acted, in the order of their first
             turns.
         messages: the conversation that the last turn extended.
-        restarts: sequences that began after an agent's first one.
+        restarts: sequences that began after an agent's first one, by ``SequenceState.cause``.
+        repairs: turns that a client continued with a history told otherwise, by
+            ``Continuation.repairs``.
         fault: the error of the environment or program, equal in every attempt that does the same.
         resumed_turns: turns that came from a checkpoint.
         clock: gives the episode's times of day.
+        doing, doing_since: what the episode waits for, and since when by ``time.monotonic``; empty
+            before it has started.
         rewards, reward, info, env, reasons, first_state: see ``Trajectory``.
         last_observed, last_info: the observation that no turn has answered.
         unclaimed: step rewards of agents without a turn, which count for their first one.
@@ -118,7 +126,8 @@ class TrajectoryBuilder:
     task: Task
     messages: tuple[Message, ...] = ()
     turns: list[Turn] = field(default_factory=list)
-    restarts: int = 0
+    restarts: Counter[str] = field(default_factory=Counter)
+    repairs: Counter[str] = field(default_factory=Counter)
     timings: dict[str, float] = field(default_factory=dict)
     fault: str = ""
     resumed_turns: int = 0
@@ -133,12 +142,18 @@ class TrajectoryBuilder:
     last_info: Mapping[str, Any] = field(default_factory=dict)
     conversations: dict[str, tuple[Message, ...]] = field(default_factory=dict)
     unclaimed: dict[str, float] = field(default_factory=dict)
+    doing: str = ""
+    doing_since: float = 0.0
     _started: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
         """The episode starts now; whatever it waited for before is no part of it."""
         self.count("wait_s", time.monotonic() - self._started)
         self._started = time.monotonic()
+
+    def wait_for(self, what: str) -> None:
+        """The episode waits for something from now on, for people to look at."""
+        self.doing, self.doing_since = what, time.monotonic()
 
     def add_turn(
         self,
@@ -173,7 +188,8 @@ class TrajectoryBuilder:
         sequence = turn.sequence
         index = len(self.turns)
         # An agent's first sequence has no parent either, and is no restart.
-        self.restarts += sequence.parent is None and agent in self.conversations
+        if sequence.parent is None and agent in self.conversations:
+            self.restarts[sequence.cause] += 1
         self.messages = (*sequence.messages, message)
         self.conversations[agent] = self.messages
         added = (*turn.segments, *completion.segments)
@@ -309,7 +325,11 @@ class TrajectoryBuilder:
 
     def finish(self, status: Status) -> Trajectory:
         """The trajectory with the turns so far."""
-        counted = {"restarts": self.restarts, "resumed_turns": self.resumed_turns}
+        counted = {
+            "restarts": dict(self.restarts),
+            "repairs": dict(self.repairs),
+            "resumed_turns": self.resumed_turns,
+        }
         extra = {name: count for name, count in counted.items() if count}
         return Trajectory(
             **asdict(self.key),

@@ -162,7 +162,7 @@ class EnvDriver:
             seat.turns.tools_in_messages = observation.tools_in_messages
         if observation.rewrite is not None:
             rewritten = await _with_images(observation.rewrite, observation.images)
-            seat.sequence = seat.sequence.restarted(rewritten)
+            seat.sequence = seat.sequence.restarted(rewritten, "rewrite")
         return observed
 
     def _end(self) -> Status | None:
@@ -189,6 +189,8 @@ class EnvDriver:
         is_bad = bool(action.problems) and not action.tool_calls
         seat.bad_turns = seat.bad_turns + 1 if is_bad else 0
         waits = WaitClock()
+        called = ", ".join(dict.fromkeys(call.name for call in action.tool_calls))
+        builder.wait_for(f"tool {called}" if called else "the environment's step")
         try:
             with counted_by(waits):
                 result = await env.step(action)
@@ -240,7 +242,7 @@ class EnvDriver:
             },
             result=self._result,
             env=env_state,
-            restarts=builder.restarts,
+            restarts=dict(builder.restarts),
             timings=dict(builder.timings),
             first_state=builder.first_state,
             unclaimed=dict(builder.unclaimed),

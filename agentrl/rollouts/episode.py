@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
@@ -48,6 +48,7 @@ async def run_episode(
     straggler: StragglerCancel | None = None,
     saved: EpisodeState | None = None,
     slot: StateSlot | None = None,
+    started: Callable[[TrajectoryBuilder], object] = lambda _: None,
 ) -> Trajectory:
     """Plays one episode and scores it; a failure is a trajectory of status ``failed``, no
     exception.
@@ -66,11 +67,13 @@ async def run_episode(
             or cancelled if it has none.
         saved: the state from which an episode in an environment continues.
         slot: receives the state of such an episode after each turn.
+        started: is given what records the episode.
 
     Returns:
         The trajectory. Terminated and truncated ones have a reward, ``failed(boundary)`` ones none.
     """
     builder = TrajectoryBuilder(key, task)
+    started(builder)
     turns = TurnGenerator(context, builder, sampling or context.spec.episode.sampling)
     chosen = env or context.spec.env
     builder.env = chosen.name
@@ -119,6 +122,7 @@ async def _play_and_score(
                 await playing.enter_async_context(permits.running)
                 await preparing.enter_async_context(permits.preparing)
             builder.start()
+            builder.wait_for("the environment's reset")
             async with Deadline(timeout_s, "episode_timeout", straggler):
                 await driver.prepare()
                 await preparing.aclose()
@@ -218,6 +222,7 @@ async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) ->
     spec = turns.context.spec
     builder = turns.builder
     start = time.monotonic()
+    builder.wait_for("the reward")
     scored = {
         agent: await _score_seat(turns, driver, status, agent)
         for agent in builder.conversations or (MAIN_AGENT,)

@@ -118,11 +118,13 @@ class GroupInFlight:
         retried: attempts that failed by infrastructure and are repeated.
         news: attempts that have ended and that nobody was told of; its loop appends, the thread
             that collects takes.
+        builders: of the attempts that run, by rollout index; other threads look at them.
     """
 
     request: GroupRequest
     task: asyncio.Task[None] | None = None
     news: deque[Trajectory] = field(default_factory=deque)
+    builders: dict[int, TrajectoryBuilder] = field(default_factory=dict)
     rollouts: list[Trajectory | StateSlot] = field(init=False)
     retried: list[Trajectory] = field(init=False)
 

@@ -8,12 +8,16 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import queue
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
+from typing import Any
 
 from agentrl.engines.base import RolloutEngine
 from agentrl.envs import ENV_THREADS
@@ -35,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_DEADLINE_S = 30.0
 _SAVE_DEADLINE_S = 60.0
+_LONGEST = 8
 _ALIKE = 4
 """Attempts of a host, its first ones, after which one fault of user code counts as everybody's."""
 _CANCELLED_ITSELF = (
@@ -125,6 +130,22 @@ class EpisodeRunner:
                 ended.append(group.news.popleft())
         return ended
 
+    def longest(self) -> list[dict[str, Any]]:
+        """The episodes that wait longest for one thing, as JSON: which, its turns so far, for what,
+        and seconds. From any thread."""
+        groups = list(self._in_flight.values())
+        builders = [own for group in groups for own in list(group.builders.values()) if own.doing]
+        now = time.monotonic()
+        return [
+            {
+                "episode": own.key.trajectory_id,
+                "turns": len(own.turns),
+                "waits_for": own.doing,
+                "s": now - own.doing_since,
+            }
+            for own in heapq.nsmallest(_LONGEST, builders, key=attrgetter("doing_since"))
+        ]
+
     def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
         """Cancels groups in flight; each comes back as cancelled after its rollouts are closed."""
 
@@ -195,6 +216,7 @@ class EpisodeRunner:
                 group, rollout_index, None if is_baseline else straggler
             )
             group.rollouts[rollout_index] = trajectory
+            group.builders.pop(rollout_index, None)
             # one that was ended was told of before its state was saved, and one that its group
             # scores is not whole yet
             if not was_ended and not self._context.rubric.group_parts:
@@ -275,6 +297,7 @@ class EpisodeRunner:
                 straggler=straggler,
                 saved=saved,
                 slot=slot if keeps_state else None,
+                started=partial(group.builders.__setitem__, rollout_index),
             )
             of_user = trajectory.status.reason in _OF_USER_CODE
             # With two kinds of ends no fault is common to all, and the count is of no more use.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -127,7 +128,7 @@ class TurnGenerator:
         }
         builder.messages = builder.conversations[saved.turns[-1].agent]
         builder.unclaimed = dict(saved.unclaimed)
-        builder.restarts = saved.restarts
+        builder.restarts = Counter(saved.restarts)
         builder.timings = dict(saved.timings)
         builder.first_state = saved.first_state
         builder.resumed_turns = len(saved.turns)
@@ -179,7 +180,9 @@ class TurnGenerator:
         # The template rewrites what was said, or there is nothing to extend: the whole conversation
         # becomes a new prompt.
         if segments is None:
-            sequence = sequence.restarted((*sequence.messages, *observed))
+            # one without a turn says itself why it begins
+            cause = sequence.cause if sequence.parent is None else "template"
+            sequence = sequence.restarted((*sequence.messages, *observed), cause)
             segments = renderer.prompt(sequence.messages, tools)
             prompt_tokens = sum(map(len, segments))
             if prompt_tokens > spec.max_prompt_tokens:
@@ -233,11 +236,13 @@ class TurnGenerator:
             assert_extends_context(request, turn.sequence.ids)
         start = time.monotonic()
         counted = counted_now()
+        self.builder.wait_for("the model")
         # An engine may be anybody's, and one that raises costs this episode alone. A person who
         # plays as one leaves by KeyboardInterrupt.
         passes = (AgentRLError, KeyboardInterrupt)
         with wall(failed_as(EngineError, "the engine raised"), passes=passes):
             completion = await engine.generate(request)
+        self.builder.wait_for("what acts between turns")
         seconds = time.monotonic() - start
         # Seconds in which the engine was paused for new weights are no part of the turn's own time.
         paused = seconds - (counted_now() - counted)

@@ -284,7 +284,12 @@ def _parameters(factory: Callable[..., Any]) -> Mapping[str, Any]:
 def player_spec(stage: StageConfig, live: LiveObjects) -> EnvSpec | AgentProgramSpec:
     """Who plays the stage's episodes: its environment, or an agent's own program."""
     if stage.env.agent_command and live.env is None:
-        return AgentProgramSpec(stage.env.agent_command, cwd=str(stage.base_dir))
+        return AgentProgramSpec(
+            stage.env.agent_command,
+            cwd=str(stage.base_dir),
+            strict_keys=stage.env.agent_keys == "strict",
+            loose_history=stage.env.history == "loose",
+        )
     return env_spec(stage, live)
 
 

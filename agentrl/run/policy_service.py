@@ -87,6 +87,8 @@ def serve_policy(
             idle_timeout_s=idle_timeout_s,
             token=token,
             hosts=hosts,
+            strict_keys=stage.env.agent_keys == "strict",
+            loose_history=stage.env.history == "loose",
         )
         asyncio.run(_serve(server, announce))
 

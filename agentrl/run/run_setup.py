@@ -8,6 +8,7 @@ import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agentrl.agent_server import AgentProgramSpec
@@ -38,6 +39,7 @@ def make_directory(
     config: RunConfig,
     stages: Sequence[StageConfig],
     live: LiveObjects,
+    sources: Mapping[str, str] = MappingProxyType({}),
 ) -> RunDirectory:
     """Probes what the rollouts need and plays one step in each environment, then makes the run
     directory with its record.
@@ -46,6 +48,7 @@ def make_directory(
         config: the whole configuration.
         stages: those that run, with the steps asked for.
         live: what was given from Python.
+        sources: ``LoadedConfig.sources``.
 
     Raises:
         MachineError: the sandbox that is required is not to be had here.
@@ -97,6 +100,7 @@ def make_directory(
         data={name: rows_hash(tasks) for name, tasks in tables.items()},
         sandbox=sandbox,
         stages=whole_stages(config, stages),
+        sources=dict(sources),
     )
 
 

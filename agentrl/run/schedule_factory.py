@@ -93,6 +93,7 @@ def rollouts(
     *,
     first_group_index: int,
     snapshot: RolloutState,
+    playing: Mapping[int, Mapping[str, int]],
 ) -> RolloutService:
     """Batches of episodes that the stage's policy plays.
 
@@ -104,6 +105,7 @@ def rollouts(
         recorder: of the stage.
         first_group_index: the stage's first draw.
         snapshot: the draws to go on from.
+        playing: draws that the rollout workers play already.
     """
     stage = recipe.stage
     sampler = task_sampler(stage, tasks)
@@ -140,6 +142,8 @@ def rollouts(
         on_batch=processes.train_in_turn if stage.sleeps else lambda: None,
         numbers=processes.take_numbers if stage.sleeps else dict,
         on_close=scored.close if scored else lambda: None,
+        playing=playing,
+        on_wait=processes.check_ranks,
     )
 
 

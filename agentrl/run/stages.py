@@ -4,8 +4,9 @@ loop."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,26 @@ from agentrl.config import StageConfig
 from agentrl.config.algorithm_rules import check_warmup
 from agentrl.config.sections import MAIN_POOL
 from agentrl.controller.admission import RolloutState
-from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
+from agentrl.controller.checkpoints import (
+    CheckpointCopies,
+    Checkpoints,
+    Manifest,
+    newest_step,
+)
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.recording.recorder import Recorder
 from agentrl.controller.recording.skipped_steps import SkippedSteps
+from agentrl.controller.rollout_service import HandOver, RolloutService
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage.pair_evaluator import PairEvaluator
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.engines.torch.model.families import is_mixture
 from agentrl.engines.weights import tensor_shapes
-from agentrl.errors import ConfigError, close_after
+from agentrl.errors import ConfigError, RankLostError, close_after
 from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
@@ -326,8 +333,9 @@ def run_stage(
     recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, others)
     processes = context.processes
     specs = role_specs(recipe)
+    left = _left(context, stage, manifest)
     with context.timer.phase("setup"):
-        processes.setup(specs, rollout_worker_spec(recipe, context.live))
+        processes.setup(specs, rollout_worker_spec(recipe, context.live), going_on=left is not None)
     roles = {
         name: RoleHandle(
             processes.roles[name],
@@ -338,8 +346,9 @@ def run_stage(
         for name, spec in specs.items()
     }
     recorder = _recorder(context, stage, manifest)
-    begins = RolloutState(first_group_index, (), 0, context.ledger.offset)
-    snapshot = manifest.rollouts if manifest else begins
+    snapshot = RolloutState(first_group_index, (), 0, context.ledger.offset)
+    snapshot, uncounted = _begins(snapshot, manifest, left)
+    recorder.recall(snapshot.groups, uncounted)
     start = snapshot.next_group_index
     schedule: Schedule
     if batches is not None:
@@ -354,9 +363,11 @@ def run_stage(
             recorder,
             first_group_index=first_group_index,
             snapshot=snapshot,
+            playing=left.playing if left else {},
         )
     else:
         schedule = conversations(recipe, context.ledger, start=start)
+    context.heartbeat.parts["rollouts"] = schedule.now
     url = stage.checkpoint.copy_to
     copies = None if url is None else CheckpointCopies(url, context.directory, stage.name)
     run = StageRun(
@@ -378,18 +389,51 @@ def run_stage(
         stop=context.stop,
         copies=copies,
     )
+    context.restarts.left = None
     try:
         with context.stop.deferring():
             state = training_loop(stage)(run)
         _check_trained(stage, manifest.state.step if manifest else 0, state)
     except BaseException as error:
         close_after(error, run.checkpointing.close, "writing the last checkpoint")
-        close_after(error, schedule.close, "closing the stage")
+        close_after(error, partial(_leave, context, run, error), "closing the stage")
         raise
     # The close ends the thread that takes the snapshot, so this comes before it.
     next_group_index = schedule.snapshot().next_group_index if plays else first_group_index
     schedule.close()
     return StageOutcome(next_group_index, recorder.results, num_steps, state.without_signal)
+
+
+def _leave(context: RunContext, run: StageRun, error: BaseException) -> None:
+    """Ends a stage that failed. Where its ranks are lost, rollout workers apart from them go on."""
+    service, left = run.schedule, None
+    lost = isinstance(error, RankLostError) and context.processes.has_workers
+    if lost and isinstance(service, RolloutService):
+        step = newest_step(run.checkpoints.folder)
+        left = service.hand_over(step, plays_on=not run.stage.reward.model.given)
+    else:
+        service.close()
+    if left is not None:
+        left = replace(left, uncounted=run.recorder.uncounted())
+        context.restarts.left = run.stage.name, left
+
+
+def _left(context: RunContext, stage: StageConfig, manifest: Manifest | None) -> HandOver | None:
+    """What the stage's rollout workers go on with; None where they are to be set up."""
+    name, left = context.restarts.left or ("", None)
+    if left is None or name != stage.name:
+        return None
+    step = manifest.state.step if manifest else 0
+    return left if step == left.step or left.state is None else None
+
+
+def _begins(
+    first: RolloutState, manifest: Manifest | None, left: HandOver | None
+) -> tuple[RolloutState, Collection[int]]:
+    """The draws that a stage goes on from, and those that are in no step's metrics yet."""
+    if left is not None and left.state is not None:
+        return left.state, left.uncounted
+    return (manifest.rollouts, manifest.uncounted) if manifest else (first, ())
 
 
 def _checkpoints(context: RunContext, stage: StageConfig) -> Checkpoints:
@@ -439,8 +483,6 @@ def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None
         health=Health(stage.health, earlier, ahead=ahead) if stage.plays else None,
         ahead=ahead,
     )
-    if manifest is not None:
-        recorder.recall(manifest.rollouts.groups, manifest.uncounted)
     return recorder
 
 

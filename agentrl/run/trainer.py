@@ -5,35 +5,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from agentrl.config import RunConfig, StageConfig
+from agentrl.config import LoadedConfig, RunConfig, StageConfig
 from agentrl.config.algorithm_rules import check_warmup
 from agentrl.config.key_names import naming_keys
 from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
 from agentrl.envs import EnvSpec, RewardFn, Rubric
-from agentrl.errors import AgentRLError, Closing, ConfigError, close_after
-from agentrl.metrics import (
-    JsonlSink,
-    PhaseTimer,
-    Sink,
-    Sinks,
-    StepDisplay,
-    TensorBoardSink,
+from agentrl.errors import (
+    CheckpointError,
+    Closing,
+    ConfigError,
+    RankLostError,
+    close_after,
 )
+from agentrl.metrics import JsonlSink, PhaseTimer, Sinks, StepDisplay, format_duration
 from agentrl.rollouts import GroupRequest
 from agentrl.run.build import LiveObjects, rollout_evaluator
 from agentrl.run.lifetime.interruption import DRIVER_LOG, Interruption
+from agentrl.run.lifetime.outlets import check_outlets, sink_openers, tracked_run
+from agentrl.run.lifetime.restarts import Restarts
 from agentrl.run.lifetime.resumption import resume_directory
 from agentrl.run.lifetime.session import RunContext, with_device
 from agentrl.run.lifetime.signals import stopping_signals
+from agentrl.run.lifetime.webhooks import COMPLETED, Webhooks
 from agentrl.run.play.hosted_player import HostedPlayer
 from agentrl.run.run_setup import make_directory, roll_back, start_model
 from agentrl.run.stages import finished_stage, run_stage
@@ -81,6 +83,21 @@ class Summary:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What all attempts of one call of ``train`` share."""
+
+    directory: RunDirectory
+    stages: list[StageConfig]
+    display: StepDisplay
+    events: EventLog
+    heartbeat: Heartbeat
+    stop: StopRequest
+    take_signals: Callable[[], None]
+    timer: PhaseTimer = field(default_factory=PhaseTimer)
+    started: float = field(default_factory=time.monotonic)
+
+
 class Trainer(Closing):
     """Runs a configuration; live objects may take the place of references in it.
 
@@ -88,7 +105,8 @@ class Trainer(Closing):
     ``rollout`` after ``train`` use the trained weights.
 
     Args:
-        config: from ``load_config``.
+        config: from ``load_config``; or from ``load_with_origins``, so that ``run.json`` says
+            where each setting was written.
         tools: tools on offer, instead of ``env.tools``.
         env: an Env class, a factory ``(task) -> Env`` or an EnvSpec, instead of
             ``env.entry_point``.
@@ -100,7 +118,7 @@ class Trainer(Closing):
 
     def __init__(
         self,
-        config: RunConfig,
+        config: RunConfig | LoadedConfig,
         *,
         tools: Sequence[Tool | ToolFactory] | None = None,
         env: EnvSpec | Callable[..., Any] | None = None,
@@ -108,6 +126,9 @@ class Trainer(Closing):
         console: Console | None = None,
     ) -> None:
         self._live = LiveObjects(tools, env, reward)
+        self._sources: Mapping[str, str] = {}
+        if isinstance(config, LoadedConfig):
+            self._sources, config = config.sources(), config.config
         self._player = HostedPlayer(config, self._live)
         self._console = console or Console(quiet=True)
 
@@ -139,24 +160,26 @@ class Trainer(Closing):
             train = stages[-1].train.replace(steps=steps, epochs=None)
             stages[-1] = stages[-1].replace(train=train)
             check_warmup(stages[-1].make_algorithm(), steps)
+        check_outlets(self.config, stages)
         stop = StopRequest()
         with stopping_signals(stop) as take_signals:
             # A signal waits until the run can say how it goes on.
             stop.deferred = True
             changes: list[str] = []
             if resume:
-                directory, changes = resume_directory(self.config, stages)
+                directory, changes = resume_directory(self.config, stages, self._sources)
             else:
-                directory = make_directory(self.config, stages, self._live)
+                directory = make_directory(self.config, stages, self._live, self._sources)
             display = StepDisplay(self._console, directory.root)
             for line in changes:
                 display.message(line)
             log_folder = directory.log_folder.resolve()
             self._player.log_folder = log_folder
             with (
-                closing(EventLog(directory)) as events,
                 logging_to(log_folder / DRIVER_LOG),
                 warnings_on(display.alert),
+                closing(Webhooks(directory.root.resolve().name, stages)) as webhooks,
+                closing(EventLog(directory, webhooks.tell)) as events,
                 Heartbeat(directory) as heartbeat,
             ):
                 interruption = Interruption(stop, directory, stages, display, events)
@@ -164,20 +187,14 @@ class Trainer(Closing):
                     with display:
                         stop.deferred = False
                         stop.check()
-                        return self._train(
-                            directory,
-                            stages,
-                            display,
-                            events,
-                            heartbeat,
-                            resume,
-                            stop,
-                            take_signals,
+                        session = _Session(
+                            directory, stages, display, events, heartbeat, stop, take_signals
                         )
+                        return self._train(session, resume=resume)
                 except BaseException as error:
                     # From here on a signal cuts nothing short.
                     stop.deferred = True
-                    if interruption.tell(error) is None and isinstance(error, AgentRLError):
+                    if interruption.tell(error) is None and isinstance(error, Exception):
                         # a disk that is full may not take even why it failed
                         record = partial(events.failure, "run_failed", error)
                         close_after(error, record, "recording it")
@@ -248,32 +265,44 @@ class Trainer(Closing):
         """Ends the workers; a second call does nothing."""
         self._player.close()
 
-    def _train(
-        self,
-        directory: RunDirectory,
-        stages: list[StageConfig],
-        display: StepDisplay,
-        events: EventLog,
-        heartbeat: Heartbeat,
-        resume: bool,
-        stop: StopRequest,
-        take_signals: Callable[[], None],
-    ) -> Summary:
-        timer = PhaseTimer()
-        started = time.monotonic()
+    def _train(self, session: _Session, *, resume: bool) -> Summary:
+        """Trains to the end, also where ranks are lost on the way."""
+        most = self.config.placement.rank_restarts
+        restarts = Restarts(most, session.directory, session.stages, session.events)
+        lost: RankLostError | CheckpointError | None = None
+        while True:
+            try:
+                if lost is not None:
+                    restarts.begin(lost)
+                    session.display.status("starting the ranks again")
+                    with session.timer.phase("setup"):
+                        self._player.processes.restart_ranks()
+                return self._attempt(session, restarts, resume=resume or lost is not None)
+            except (RankLostError, CheckpointError) as error:
+                # the signal that ends a run may end its ranks too
+                if error is lost or session.stop.by:
+                    raise
+                lost = error
+
+    def _attempt(self, session: _Session, restarts: Restarts, *, resume: bool) -> Summary:
+        """Every stage, from the newest checkpoint where there is one to resume."""
+        directory, stages, timer = session.directory, session.stages, session.timer
+        display, events, heartbeat = session.display, session.events, session.heartbeat
         display.status("making ready the model and its workers")
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory)}
             check_vocabularies(stages, models["model"])
             processes = self._player.processes
             # Ray has taken SIGTERM for itself as it started.
-            take_signals()
+            session.take_signals()
             hosts = processes.describe()
+        heartbeat.parts |= {"loop": timer.now, "processes": processes.now}
         display.message(devices_line([(process.host, process.device) for process in hosts]))
         if stages[0].device == "cuda" or any(stage.train.compile for stage in stages):
             display.message("the first updates compile their kernels: they may take half a minute")
         results: dict[str, Any] = {}
         first_group_index = num_steps = played = without_signal = 0
+        tracked = tracked_run(self.config, stages, directory, events, display)
         with ExitStack() as stack:
             ledger = stack.enter_context(closing(Ledger(directory.ledger_path)))
             if resume:
@@ -287,13 +316,15 @@ class Trainer(Closing):
                 )
             )
             metrics = self.config.metrics
-            lines = JsonlSink(JsonlWriter(directory.metrics_path))
-            others: list[Sink] = [heartbeat]
-            if metrics.tensorboard:
-                others.append(TensorBoardSink(directory.root / "tensorboard"))
-            failed = partial(events.log, "sink_failed", boundary="metrics", level="warning")
-            sinks = Sinks(lines, others, verl_names=metrics.verl_names, told=failed)
-            sink = stack.enter_context(closing(sinks))
+            sink = stack.enter_context(
+                Sinks(
+                    [JsonlSink(JsonlWriter(directory.metrics_path)), heartbeat],
+                    sink_openers(metrics, tracked),
+                    verl_names=metrics.verl_names,
+                    told=partial(events.log, boundary="metrics", level="warning"),
+                )
+            )
+            timer.told = sink.take_times
             parts = RunContext(
                 directory,
                 processes,
@@ -304,8 +335,9 @@ class Trainer(Closing):
                 sink,
                 display,
                 timer,
-                stop,
+                session.stop,
                 heartbeat,
+                restarts,
             )
             for stage in stages:
                 models[stage.name] = directory.models_folder / stage.name
@@ -325,7 +357,9 @@ class Trainer(Closing):
                 without_signal += outcome.without_signal
                 results |= outcome.results
         self._player.models = models
-        timer.add("total", time.monotonic() - started)
+        timer.add("total", time.monotonic() - session.started)
+        took = format_duration(timer.total()["total"])
+        events.log(COMPLETED, f"the run is complete after {took}", boundary="run")
         summary = Summary(directory.root, results, num_steps, timer.total(), without_signal)
         # It comes last: a run that has no heartbeat counts as finished where this file is.
         write_json(directory.summary_path, summary.record())

@@ -1,4 +1,5 @@
-"""Heartbeat: ``heartbeat.json``, by which others see that a run lives."""
+"""Heartbeat: ``heartbeat.json``, by which others see that a run lives, and ``now.json``, by which
+they see what it does."""
 
 from __future__ import annotations
 
@@ -7,19 +8,22 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import read_regular
-from agentrl.store.disk import write_json
+from agentrl.store.disk import write_bytes
+from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import parse_line
 from agentrl.store.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
+NOW_PERIOD_S = 1.0
 _MISSED = 3
 _JOIN_S = 10.0
 
@@ -27,22 +31,29 @@ RunStateKind = Literal["alive", "finished", "stopped"]
 
 
 class Heartbeat:
-    """Writes a growing counter beside the run, every ``period_s`` seconds, until its end.
+    """Writes a growing counter beside the run, every ``period_s`` seconds, until its end, and each
+    second what its parts do.
 
-    A thread of its own writes the file; it starts with the block and ends with it. What cannot be
-    written is told in the log, once, and ends no run.
+    Two threads write the files, since a part may hold its own up; they start with the block and end
+    with it. What cannot be written is told in the log, once, and ends no run.
 
     Args:
         run: the run.
         period_s: seconds between two beats.
+
+    Attributes:
+        parts: of the run, by name: each tells what it does at the moment, as JSON, and is asked by
+            a thread of its own.
     """
 
     def __init__(self, run: RunDirectory, *, period_s: float = PERIOD_S) -> None:
+        self.parts: dict[str, Callable[[], Any]] = {}
         self._run = run
         self._period_s = period_s
         # It goes on from an earlier attempt's, so that whoever watches sees it move.
         self._counter = int((read_heartbeat(run) or {}).get("counter", 0))
-        self._failed = False
+        # what could not be written at the last try
+        self._failed: set[Path] = set()
         self._ended = threading.Event()
         # guards stage and step: the run sets them, the thread writes them
         self._lock = threading.Lock()
@@ -50,6 +61,7 @@ class Heartbeat:
         self._step = 0
         # a daemon, so that a stuck disk holds up no exit
         self._thread = threading.Thread(target=self._beat_on, name="heartbeat", daemon=True)
+        self._now = threading.Thread(target=self._tell_on, name="now", daemon=True)
 
     def reach(self, stage: str, step: int) -> None:
         """The run has come to a step of a stage; the next beat says so."""
@@ -62,16 +74,18 @@ class Heartbeat:
         del values
         self.reach(prefix, step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """As a sink of metrics: nothing, since the heart beats until the block's end."""
 
     def __enter__(self) -> Self:
         self._write("")
         self._thread.start()
+        self._now.start()
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._ended.set()
+        self._now.join(_JOIN_S)
         self._thread.join(_JOIN_S)
         # A thread that hangs in a write could still put its beat over the run's end.
         if not self._thread.is_alive():
@@ -80,6 +94,16 @@ class Heartbeat:
     def _beat_on(self) -> None:
         while not self._ended.wait(self._period_s):
             self._write("")
+
+    def _tell_on(self) -> None:
+        while not self._ended.wait(NOW_PERIOD_S):
+            now: dict[str, Any] = {"time": time.time()}
+            for name, part in list(self.parts.items()):
+                try:
+                    now[name] = part()
+                except Exception as error:  # noqa: BLE001 - boundary: a part may just be ending
+                    now[name] = {"failed": repr(error)}
+            self._put(self._run.now_path, now, "agentrl top shows what it told before")
 
     def _write(self, end: Literal["", "finished", "stopped"]) -> None:
         self._counter += 1
@@ -94,21 +118,30 @@ class Heartbeat:
             "period_s": self._period_s,
             "end": end,
         }
+        self._put(self._run.heartbeat_path, beat, "others see this run as stopped")
+
+    def _put(self, path: Path, value: Mapping[str, Any], otherwise: str) -> None:
         try:
-            write_json(self._run.heartbeat_path, beat)
+            # no sync: after a power failure nobody asks what a run did before
+            write_bytes(path, to_json(value).encode(), durable=False)
         except StoreError as error:
-            if not self._failed:
+            if path not in self._failed:
                 told = {"event": "heartbeat_failed", "why": str(error)}
-                logger.warning("%s; others see this run as stopped", error, extra=told)
-            self._failed = True
+                logger.warning("%s; %s", error, otherwise, extra=told)
+            self._failed.add(path)
         else:
-            self._failed = False
+            self._failed.discard(path)
 
 
 def read_heartbeat(run: RunDirectory) -> dict[str, Any] | None:
     """The last beat; None where the run has none that can be read."""
+    return read_told(run.heartbeat_path)
+
+
+def read_told(path: Path) -> dict[str, Any] | None:
+    """What a run told of itself last, by a beat or its parts; None where nothing can be read."""
     try:
-        return parse_line(str(run.heartbeat_path), read_regular(run.heartbeat_path))
+        return parse_line(str(path), read_regular(path))
     except (OSError, StoreError):
         return None
 

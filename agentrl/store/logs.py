@@ -3,26 +3,33 @@
 - Each process of a run writes a file of its own, ``logs/NAME.jsonl``.
 - INFO and above are kept; what was passed as ``extra`` stands beside the message.
 - A record that cannot be written is reported once on standard error; logging never ends a run.
+- Where a call takes long, its process leaves its stacks beside its log, in ``logs/NAME.stacks``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
+import re
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import IO, Any, Literal, TypeVar
 
 from agentrl.errors import AgentRLError, StoreError
+from agentrl.store.disk import os_refusals
 from agentrl.store.jsonl import JsonlWriter
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.types import Trajectory
+
+T = TypeVar("T")
 
 EventLevel = Literal["info", "warning", "error"]
 
@@ -51,13 +58,17 @@ class EventLog(JsonlWriter):
 
     Args:
         run: whose ``events.jsonl`` is appended to.
+        told: is told each event too, before it is written; from any thread.
 
     Raises:
         StoreError: the file cannot be opened.
     """
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(
+        self, run: RunDirectory, told: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> None:
         super().__init__(run.events_path, mask=SecretMask())
+        self._told = told
 
     def log(
         self, event: str, message: str, *, boundary: str, level: EventLevel = "info", **fields: Any
@@ -83,7 +94,10 @@ class EventLog(JsonlWriter):
             "message": message,
         }
         # A field of the caller's never takes the place of the event's own.
-        self.append({**fields, **head})
+        record = {**fields, **head}
+        if self._told:
+            self._told(record)
+        self.append(record)
 
     def failure(self, event: str, error: BaseException, **fields: Any) -> None:
         """Write an error, under the boundary that it names.
@@ -192,3 +206,70 @@ def logging_to(path: Path) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         handler.close()
+
+
+SLOW_S = 60.0
+"""A call that takes longer is logged, once, and leaves the stacks of its process."""
+_FRAME = re.compile(r'File "(?:.*/)?(.+)", line (\d+) in (.+)')
+_RUN = 'agentrl/store/logs.py", line'
+"""In a thread's stack: it runs a call of ours."""
+
+
+class StackFile:
+    """Leaves the stacks of all threads in a file, again and again while a call takes longer than a
+    limit; they stay until the next call. The interpreter's own watchdog does it, so that code is
+    seen too that never lets Python run. There is one in a process.
+
+    Args:
+        path: the file; None watches nothing.
+        after_s: the limit, and between two looks.
+
+    Raises:
+        StoreError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path | None, after_s: float = SLOW_S) -> None:
+        self._after_s = after_s
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            with os_refusals(f"{path} cannot be opened"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = path.open("ab", buffering=0)
+        # the calls in their order, of which the first is timed; guarded by the lock
+        self._calls: list[object] = []
+        self._lock = threading.Lock()
+
+    def run(self, call: Callable[..., T], *args: Any, **keywords: Any) -> T:
+        """What a call gives; from any thread."""
+        own = object()
+        self._change(lambda: self._calls.append(own))
+        try:
+            return call(*args, **keywords)
+        finally:
+            self._change(lambda: self._calls.remove(own))
+
+    def _change(self, change: Callable[[], None]) -> None:
+        with self._lock:
+            before = self._calls[:1]
+            change()
+            if self._file is None or self._calls[:1] == before:
+                return
+            faulthandler.cancel_dump_traceback_later()
+            if self._calls:
+                if self._file.tell():  # of a call that has ended
+                    self._file.truncate(0)
+                faulthandler.dump_traceback_later(self._after_s, repeat=True, file=self._file)
+
+
+def stack_in(path: Path) -> str:
+    """Where the call was when it was looked at last, as ``innermost (file.py:12) < caller (...)``;
+    empty where nothing was left."""
+    try:
+        dump = path.read_text(errors="replace").rpartition("Timeout (")[2]
+    except OSError:
+        return ""
+    threads = [_FRAME.findall(text) for text in dump.split("\n\n") if _RUN in text]
+    # a worker's polls come and go beside the call that is waited for
+    threads.sort(key=lambda frames: any("poll" in frame for frame in frames))
+    frames = threads[0][:4] if threads else ()
+    return " < ".join(f"{name} ({file}:{line})" for file, line, name in frames)

@@ -164,6 +164,9 @@ class RunDirectory:
     heartbeat_path = _RunPath("heartbeat.json")
     """That the run lives (``Heartbeat``)."""
 
+    now_path = _RunPath("now.json")
+    """What the run does at the moment (``Heartbeat``)."""
+
     summary_path = _RunPath("summary.json")
     """What the run came to."""
 

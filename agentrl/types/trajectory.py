@@ -164,7 +164,7 @@ class Trajectory:
         reward: their weighted sum; None for a failed or cancelled trajectory.
         label: the evaluation's name (``code/before/greedy``); empty in training.
         timings: seconds by stage.
-        info: JSON, such as counts of restarts.
+        info: JSON, such as ``restarts``: counts of new sequences by cause (docs/rollouts.md).
         stage: the stage of the run in which it was played; empty outside of a run.
         env: the name of what it was played in: the environment's class or function, or the agent's
             program.

@@ -1,4 +1,4 @@
-"""Notes: what people wrote on a trajectory, a turn or a range of tokens.
+"""Notes: what people wrote on a run, a trajectory, a turn or a range of tokens.
 
 Each user appends to a file of their own, ``notes/<user>.jsonl`` of the run; a deletion is a line
 too. Several viewers may write at one time: a lock on the file keeps lines whole.
@@ -51,7 +51,7 @@ class Note(BaseModel):
 
     Args:
         id: names it within the run.
-        trajectory: the id of the trajectory.
+        trajectory: the id of the trajectory; empty where its labels are tags of the run.
         turn: the turn, or None for the whole trajectory.
         tokens: ``(first, end)`` on the trajectory's token axis, or None.
         labels: words without blanks, to filter by.
@@ -65,7 +65,7 @@ class Note(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id: str
-    trajectory: Annotated[str, Field(min_length=1, max_length=1000)]
+    trajectory: Annotated[str, Field(max_length=1000)]
     turn: Index | None = None
     tokens: Annotated[tuple[Index, Index], AfterValidator(_rising)] | None = None
     labels: Annotated[
@@ -82,6 +82,8 @@ class Note(BaseModel):
     def _says_something(self) -> Self:
         if not (self.text.strip() or self.labels):
             raise ValueError("it must have a text or a label, got neither")
+        if not self.trajectory and (self.turn is not None or self.tokens is not None):
+            raise ValueError("a turn or tokens must be of a trajectory, got none")
         return self
 
     def is_about(self, recorded_at: float) -> bool:

@@ -25,7 +25,10 @@ from agentrl.viewer.views.comparisons import (
     retokenised,
     task,
 )
-from agentrl.viewer.views.run_view import overview, run_row, run_view, settings_of
+from agentrl.viewer.views.metrics_view import metrics_csv, metrics_view
+from agentrl.viewer.views.run_view import overview, run_view
+from agentrl.viewer.views.runs_view import compare, list_columns, list_runs
+from agentrl.viewer.views.settings_view import settings_view
 from agentrl.viewer.views.token_view import rendered_view, token_view
 from agentrl.viewer.views.trajectory_view import trajectory_view
 from agentrl.viewer.wire import answer, image_type
@@ -34,15 +37,6 @@ View = Callable[..., Any]
 """Takes a run and what is asked of it, by the names of the query's parameters."""
 
 _MOST_ROWS = 2000
-
-
-def _metrics(run: OpenRun, names: str = "") -> dict[str, Any]:
-    run.metrics.refresh()
-    return run.metrics.as_json(filter(None, names.split(",")))
-
-
-def _settings(run: OpenRun) -> dict[str, Any]:
-    return settings_of(run.config)
 
 
 def _trajectories(
@@ -106,10 +100,12 @@ def _notes(run: OpenRun) -> dict[str, Any]:
 
 
 def _add_note(run: OpenRun, fields: Annotated[dict[str, Any], Depends(_body)]) -> dict[str, Any]:
-    with run.lock:
-        # a note is on something that is there
-        row = run.row(str(fields.get("trajectory", "")))
-    about = {"recorded_at": row.columns["recorded_at"]}
+    about = {}
+    if fields.get("trajectory") != "":
+        with run.lock:
+            # a note is on something that is there
+            row = run.row(str(fields.get("trajectory", "")))
+        about = {"recorded_at": row.columns["recorded_at"]}
     return run.notes.add({**fields, **about}).model_dump()
 
 
@@ -121,8 +117,9 @@ def _delete_note(run: OpenRun, note_id: str) -> dict[str, Any]:
 _QUICK: Mapping[str, View] = {
     "": run_view,
     "/overview": overview,
-    "/metrics": _metrics,
-    "/settings": _settings,
+    "/metrics": metrics_view,
+    "/metrics.csv": metrics_csv,
+    "/settings": settings_view,
     "/trajectory": _trajectory,
     "/tokens": _tokens,
     "/rendered": _rendered,
@@ -170,9 +167,19 @@ def api_routes(runs: RunFolder, following: Following) -> APIRouter:
     add("/notes", _add_note, method="POST")
     add("/notes/{note_id}", _delete_note, method="DELETE")
 
-    @router.get("/runs")
-    def list_runs() -> Response:
-        return answer({"runs": [run_row(run) for run in runs.runs()]})
+    def add_of_all(path: str, view: Callable[..., Any]) -> None:
+        """Serves a view of several runs."""
+
+        def answered(**asked: Any) -> Response:
+            return answer(view(runs, **asked))
+
+        _, *asked = inspect.signature(view, eval_str=True).parameters.values()
+        answered.__signature__ = inspect.Signature(asked)  # type: ignore[attr-defined]
+        router.add_api_route(path, answered, methods=["GET"])
+
+    add_of_all("/runs", list_runs)
+    add_of_all("/columns", list_columns)
+    add_of_all("/compare", compare)
 
     @router.get("/runs/{key}/events")
     async def events(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from agentrl.engines import UpdateSession
 from agentrl.engines.servers.client import NewVersion
+from agentrl.engines.servers.http_client import RefusedError
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray, model_files, write_weights
 from agentrl.store.remote_folder import RemoteFolder, is_url
@@ -74,4 +75,12 @@ def _name(update: ServerUpdate) -> str:
 
 def _load(update: ServerUpdate) -> None:
     folder = f"{update.seen}/{_name(update)}"
-    update.on_all(lambda client, _: client.load_folder(folder, update.new))
+    try:
+        update.on_all(lambda client, _: client.load_folder(folder, update.new))
+    except RefusedError as error:
+        if update.seen == update.folder:
+            raise
+        raise RefusedError(
+            f"{error} Its weights_mount must show at once what is written to {update.folder}; "
+            "have the mount keep no list of files (with rclone: --dir-cache-time 0s)"
+        ) from error

@@ -44,7 +44,7 @@ _TABS = {
     "raw": ".raw",
 }
 PAGES = (
-    *("runs", "overview", "trajectories", "group", "task", "behaviour", "blame"),
+    *("runs", "overview", "metrics", "trajectories", "group", "task", "behaviour", "blame"),
     *(f"trajectory-{tab}" for tab in _TABS),
 )
 _AWAITED = r"(Loading|Reading|Decoding|Encoding|Comparing|Aligning)[^.]{0,40}…"
@@ -179,6 +179,7 @@ def addresses(address: Address) -> dict[str, tuple[str, str]]:
     return {
         "runs": ("#/", "table a"),
         "overview": (place, ".charts canvas"),
+        "metrics": (f"{place}/metrics", ".charts canvas"),
         "trajectories": (f"{place}/trajectories{_query(query='purpose:train')}", "[role=row] a"),
         "group": (f"{place}/group/{shown['group_index']}{group}", ".group-rows + *"),
         "task": (f"{place}/task/{quote(task, safe='')}", ".task-diff > :nth-child(2)"),

@@ -31,6 +31,7 @@ def fresh_accuracies(
     *,
     sharper: bool = False,
     stages: Sequence[str] = tuple(STAGES),
+    tasks: str = "tasks",
 ) -> Accuracies:
     """Accuracies of the run's models; each is kept beside the run directory as soon as it is known,
     so that a model meets these problems once.
@@ -41,6 +42,7 @@ def fresh_accuracies(
         sharper: whether the model before RL is decoded in other ways too.
         stages: ``before``, ``after`` or both; a run that began from another's warm-up has none
             before.
+        tasks: the function of ``benchmarks.fresh`` that gives the problems.
 
     Raises:
         RuntimeError: infrastructure failed an episode, so that the accuracies would be of other
@@ -56,14 +58,19 @@ def fresh_accuracies(
         if name not in known[when]:
             samples = VOTES if sharper and (when, temperature) == ("before", 1.0) else 1
             model = run / "models" / STAGES[when]
-            found = examine(model, example, seed_of(run), temperature, samples)
+            found = examine(model, example, seed_of(run), temperature, samples, tasks)
             known[when] |= {name if key == "sampled" else key: found[key] for key in found}
             kept.write_text(json.dumps(known), encoding="utf-8")
     return known
 
 
 def examine(
-    model: Path, example: str, seed: int, temperature: float = 1.0, samples: int = 1
+    model: Path,
+    example: str,
+    seed: int,
+    temperature: float = 1.0,
+    samples: int = 1,
+    tasks: str = "tasks",
 ) -> dict[str, float]:
     """Accuracies of ``samples`` episodes of each fresh problem, of their majority where there are
     as many as vote, and at temperature 1 of a greedy one.
@@ -73,7 +80,7 @@ def examine(
         f"run.seed={seed}",
         "placement.mode=inline",
         f"stages.rl.eval.temperature={temperature}",
-        f"stages.rl.eval.sets={{fresh: 'benchmarks.fresh.{example}:tasks'}}",
+        f"stages.rl.eval.sets={{fresh: 'benchmarks.fresh.{example}:{tasks}'}}",
     ]
     with Trainer(load_config(EXAMPLES / example / "config.yaml", settings)) as trainer:
         (result,) = trainer.evaluate_sets("fresh", samples=samples, greedy=temperature == 1.0)

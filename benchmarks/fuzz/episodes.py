@@ -113,7 +113,7 @@ def _count(outcome: Outcome, trajectory: Any, key: EpisodeKey, books: Bookkeeper
     outcome.trajectories += 1
     outcome.turns += len(trajectory.turns)
     outcome.sampled_tokens += trajectory.num_policy_tokens
-    outcome.restarts += trajectory.info.get("restarts", 0)
+    outcome.restarts += sum(trajectory.info.get("restarts", {}).values())
     outcome.calls += sum(len(turn.message.get("tool_calls", ())) for turn in trajectory.turns)
     outcome.stop_strings += sum(
         completion.stop_string is not None for completion in books.completions

@@ -14,6 +14,7 @@ from openai import AsyncOpenAI
 from agentrl.agent_server import StandaloneServer
 from agentrl.envs import Rubric
 from agentrl.types import Trajectory
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import context_of, length_reward, rollout_spec, scripted
 
 HI = {"role": "user", "content": "hi"}
@@ -78,6 +79,7 @@ async def serving(
     idle_timeout_s: float = 60.0,
     rubric: Rubric | None = None,
     token: str = "",
+    strict_keys: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Serving]:
     """An endpoint on a free port; ``script`` is a ScriptedEngine or what one is made of."""
@@ -87,10 +89,16 @@ async def serving(
     if rubric is not None:
         parts = type(parts)(spec, engine, parts.renderer, parts.parser, rubric)
     kept: list[Trajectory] = []
-    server = StandaloneServer(parts, kept.append, idle_timeout_s=idle_timeout_s, token=token)
+    server = StandaloneServer(
+        parts,
+        kept.append,
+        idle_timeout_s=idle_timeout_s,
+        token=token,
+        strict_keys=strict_keys,
+    )
     try:
         url = await server.start()
-        async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
             yield Serving(server, engine, url, http, kept)
     finally:
         await server.close()

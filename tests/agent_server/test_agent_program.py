@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, EngineError
 from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeKey, EpisodeRunner, GroupRequest, run_episode
 from agentrl.types import Task, Trajectory
-from tests.kit.waiting import is_alive, until, until_async
+from tests.kit.waiting import DEADLINE_S, is_alive, until, until_async
 from tests.llm.odd_server import failed, odd_server, said
 from tests.rollouts.bytewise import KEY, call, context_of, rollout_spec, say, scripted
 from tests.rollouts.speaking_engine import SpeakingEngine
@@ -157,10 +157,14 @@ async def test_a_program_that_never_asks_fails_however_often(program: Any) -> No
     assert "without asking the policy anything" in silent.status.detail
 
 
-async def test_a_program_that_is_not_there_is_a_mistake_of_the_configuration() -> None:
-    trajectory = await play(AgentProgramSpec(("no-such-agent",)))
+@pytest.mark.parametrize("name", ["no-such-agent", "./agent.sh"])
+async def test_a_program_that_is_not_there_or_not_executable_is_a_mistake_of_the_configuration(
+    name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.sh").write_text("#!/bin/sh\n")
+    trajectory = await play(AgentProgramSpec((name,), cwd=str(tmp_path)))
     assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(config)", False)
-    assert "AgentProgramSpec.command=['no-such-agent']" in trajectory.status.detail
+    assert f"AgentProgramSpec.command=[{name!r}]" in trajectory.status.detail
 
 
 async def test_a_program_that_ran_out_of_room_was_cut_by_the_policy(program: Any) -> None:
@@ -200,6 +204,40 @@ async def test_a_program_does_not_send_its_traces_to_openai(
     assert (await play(spec)).turns[0].observed[0]["content"] == "1"
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "0")
     assert (await play(spec)).turns[0].observed[0]["content"] == "0"
+
+
+async def test_a_program_that_asks_as_anthropics_clients_do_is_trained_as_any_other(
+    program: Any,
+) -> None:
+    spec = program("""
+        def say(*messages):
+            key = {"x-api-key": os.environ["ANTHROPIC_API_KEY"], "Content-Type": "application/json"}
+            body = {"model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 99, "messages": messages}
+            url = os.environ["ANTHROPIC_BASE_URL"].split("/episodes")[0] + "/v1/messages"
+            asked = urllib.request.Request(url, json.dumps(body).encode(), key)
+            with urllib.request.urlopen(asked) as answer:
+                return {"role": "assistant", "content": json.load(answer)["content"]}
+
+        said = say(*task["messages"])
+        say(*task["messages"], said, {"role": "user", "content": "more"})
+    """)
+    trajectory = await play(spec)
+    assert str(trajectory.status) == "terminated"
+    assert [turn.parent for turn in trajectory.turns] == [None, 0]
+
+
+async def test_a_program_of_strict_keys_is_told_of_an_unknown_one(program: Any) -> None:
+    spec = program("""
+        ask(*task["messages"])
+        try:
+            ask(*task["messages"], mystery=1)
+        except urllib.error.HTTPError as error:
+            reward(float("mystery is not supported" in json.load(error)["error"]["message"]))
+    """)
+    strict = await play(replace(spec, strict_keys=True), rubric=Rubric([]))
+    assert (str(strict.status), strict.reward) == ("terminated", 1.0)
+    noted = await play(program('ask(*task["messages"], mystery=1)'))
+    assert noted.turns[0].info["ignored"] == {"mystery": 1}
 
 
 async def test_a_program_that_asks_too_often_is_cut(program: Any) -> None:
@@ -263,7 +301,7 @@ def test_a_runner_plays_programs_side_by_side_and_tries_again_what_broke(
     runner = EpisodeRunner(replace(rollout_spec(), env=spec), engine)
     try:
         runner.submit([GroupRequest(0, TASK, 4)])
-        outcomes = runner.collect(60.0)
+        outcomes = runner.collect(DEADLINE_S)
     finally:
         runner.close()
     (outcome,) = outcomes
@@ -281,7 +319,7 @@ def test_a_group_that_is_cancelled_ends_its_programs(program: Any, tmp_path: Pat
         runner.submit([GroupRequest(0, TASK, 1)])
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         runner.cancel([0])
-        (outcome,) = runner.collect(30.0)
+        (outcome,) = runner.collect(DEADLINE_S)
     finally:
         runner.close()
     assert str(outcome.group.trajectories[0].status) == "cancelled(cancelled)"

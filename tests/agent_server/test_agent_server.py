@@ -54,7 +54,7 @@ async def test_the_key_names_the_episode_where_the_url_does_not() -> None:
 async def test_what_would_change_the_answer_and_is_not_offered_is_refused(
     settings: dict[str, Any], words: str
 ) -> None:
-    async with serving([say("ok")]) as served:
+    async with serving([say("ok")], strict_keys=True) as served:
         episode = await served.open()
         with pytest.raises(openai.BadRequestError, match=words):
             await episode.say(HI, **settings)

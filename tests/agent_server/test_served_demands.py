@@ -15,8 +15,9 @@ import pytest
 from pydantic import BaseModel
 
 from agentrl.agent_server import ServedEpisode
-from agentrl.agent_server.api.chat_request import parse_request
+from agentrl.agent_server.api.chat_completions import CompletionAnswer
 from agentrl.agent_server.api.constraints import schema_fault
+from agentrl.agent_server.api.dialect import Asked
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import EngineError
@@ -283,7 +284,12 @@ async def test_what_is_harmless_is_ignored_and_noted() -> None:
         )
         trajectory = await episode.end()
     assert trajectory.turns[0].info == {
-        "ignored": {"reasoning_effort": "low", "verbosity": "low", "temperature": 0.5}
+        "ignored": {
+            "reasoning_effort": "low",
+            "verbosity": "low",
+            "temperature": 0.5,
+            "user": "me",
+        }
     }
 
 
@@ -337,7 +343,7 @@ async def test_a_grammar_is_never_given_to_an_episode_that_is_trained() -> None:
         TurnGenerator(parts, TrajectoryBuilder(KEY, TASK), spec.episode.sampling)
     )
     await episode.complete(
-        StreamWriter(parse_request({"messages": [HI], "response_format": FORMAT}))
+        StreamWriter(CompletionAnswer(Asked({"messages": [HI], "response_format": FORMAT})).chat)
     )
     assert parts.engine.requests[0].sampling.json_schema == ""  # type: ignore[attr-defined]
 

@@ -15,6 +15,7 @@ from agentrl.envs import EpisodeView, Rubric, group_rewards
 from agentrl.errors import ConfigError, EngineError, StoreError
 from agentrl.types import Task, Trajectory
 from tests.agent_server.served_policy import HI, answer, ended, serving
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import say, scripted
 
 
@@ -25,7 +26,7 @@ async def test_a_turn_too_many_truncates_the_episode() -> None:
         await episode.say(HI)
         with pytest.raises(openai.APIStatusError) as caught:
             await episode.say(HI)
-        await asyncio.wait_for(ended(served), 20)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
     assert caught.value.code == "max_turns"
     assert (str(served.kept[0].status), served.kept[0].reward) == ("truncated(max_turns)", 2.0)
 
@@ -36,7 +37,7 @@ async def test_an_engine_that_fails_fails_the_episode() -> None:
         episode = await served.open()
         with pytest.raises(openai.InternalServerError, match="the engine is gone"):
             await episode.say(HI)
-        await asyncio.wait_for(ended(served), 20)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
     assert (str(served.kept[0].status), served.kept[0].reward) == ("failed(engine)", None)
 
 
@@ -55,7 +56,7 @@ async def test_a_turn_that_takes_too_long_truncates_the_episode() -> None:
         await episode.say(HI)
         with pytest.raises(openai.APIStatusError):
             await episode.say(HI)
-        await asyncio.wait_for(ended(served), 20)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
     assert str(served.kept[0].status) == "truncated(turn_timeout)"
 
 
@@ -63,7 +64,7 @@ async def test_silence_ends_an_episode() -> None:
     async with serving([say("ok")], idle_timeout_s=2.0) as served:
         episode = await served.open()
         await episode.say(HI)
-        await asyncio.wait_for(ended(served), 20)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
         assert (await episode.post("reward", reward=1.0)).status_code == 410
     assert (str(served.kept[0].status), served.kept[0].reward) == ("truncated(idle_timeout)", 2.0)
 
@@ -71,7 +72,7 @@ async def test_silence_ends_an_episode() -> None:
 async def test_an_episode_that_nobody_played_is_cancelled_by_silence() -> None:
     async with serving([say("ok")], idle_timeout_s=0.1) as served:
         await served.open()
-        await asyncio.wait_for(ended(served), 20)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
     assert str(served.kept[0].status) == "cancelled(idle_timeout)"
 
 
@@ -179,7 +180,7 @@ async def test_no_turn_is_made_while_an_episode_that_ran_out_of_time_is_scored()
         await episode.say(HI)
         with pytest.raises(openai.APIStatusError):
             await episode.say({"role": "user", "content": "other"})
-        await asyncio.wait_for(ended(served), 20)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
     assert str(served.kept[0].status) == "truncated(episode_timeout)"
     assert seen == [len(served.kept[0].turns)] == [1]
 
@@ -194,7 +195,7 @@ async def test_an_episode_that_cannot_be_kept_is_told_to_the_owner() -> None:
         await episode.say(HI)
         await episode.post("end")
         with pytest.raises(StoreError, match="the disk is full"):
-            await asyncio.wait_for(served.server.until_failure(), 20)
+            await asyncio.wait_for(served.server.until_failure(), DEADLINE_S)
 
 
 async def test_a_reward_of_a_whole_group_is_refused_by_name() -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from agentrl.agent_server import ServedEpisode
 from agentrl.agent_server.api.api_error import PolicyApiError
-from agentrl.agent_server.api.chat_request import parse_request
+from agentrl.agent_server.api.chat_completions import CompletionAnswer
+from agentrl.agent_server.api.dialect import Asked
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.llm import to_wire
@@ -35,6 +36,9 @@ from benchmarks.fuzz import (
 )
 from benchmarks.fuzz.renderers import built_variant
 from benchmarks.fuzz.talk import hostile
+from tests.agent_server.speakers import SPEAKERS
+from tests.agent_server.test_dialects import IMAGES
+from tests.kit.marks import wide_but
 from tests.rollouts.bytewise import Built, length_reward
 from tests.rollouts.speaking_engine import SpeakingEngine
 
@@ -118,7 +122,7 @@ class Agent:
         asked = json.loads(
             json.dumps({"messages": [*self.history, *said], "tools": self.tools, "stream": True})
         )
-        request = parse_request(asked)
+        request = CompletionAnswer(Asked(asked)).chat
         stream = StreamWriter(request)
         making = asyncio.create_task(self.episode.complete(stream))
         making.add_done_callback(lambda _: stream.news.set())
@@ -254,16 +258,40 @@ async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path:
     with pytest.raises(PolicyApiError, match="half of a surrogate pair") as refused:
         await episode.complete(
             StreamWriter(
-                parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}'))
+                CompletionAnswer(
+                    Asked(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}'))
+                ).chat
             )
         )
     assert refused.value.status == 400
     await episode.complete(
-        StreamWriter(parse_request({"messages": [{"role": "user", "content": "hi"}]}))
+        StreamWriter(
+            CompletionAnswer(Asked({"messages": [{"role": "user", "content": "hi"}]})).chat
+        )
     )
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+async def test_an_image_for_a_model_of_text_alone_is_refused_in_each_dialect(
+    tmp_path: Path,
+) -> None:
+    served = Served("qwen3_instruct", tmp_path)
+    spec = served.spec(random.Random(0))
+    engine = SpeakingEngine(served.model, vocab_size=served.vocab_size, decode=served.decode)
+    parts = EpisodeContext(spec, engine, served.renderer, served.parser, spec.rubric.build())
+    episode = ServedEpisode(
+        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling)
+    )
+    for speak in SPEAKERS:
+        speaker = speak()
+        speaker.history.append({"role": "user", "content": [IMAGES[speak.answer.path]("png")]})
+        chat = speak.answer(Asked(speaker.body())).chat
+        with pytest.raises(PolicyApiError, match="1 images, and the model takes text alone") as no:
+            await episode.complete(StreamWriter(chat))
+        assert no.value.status == 400
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("name", wide_but([*VARIANTS][::6], VARIANTS))
 def test_whatever_an_agent_does_with_its_history_every_account_is_kept(
     name: str, tmp_path: Path
 ) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from agentrl.agent_server import ServedEpisode
 from agentrl.agent_server.api.api_error import PolicyApiError
-from agentrl.agent_server.api.chat_request import parse_request
-from agentrl.agent_server.api.responses import parse_response_request
+from agentrl.agent_server.api.chat_completions import CompletionAnswer
+from agentrl.agent_server.api.dialect import Asked
+from agentrl.agent_server.api.responses import ResponseAnswer
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import to_items, to_wire
 from agentrl.rollouts import EpisodeKey
@@ -96,7 +97,7 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
         tools = [{"type": "function", "function": {"name": "add"}}] if rng.random() < 0.1 else []
         try:
             made = await episode.complete(
-                StreamWriter(parse_request({"messages": history, "tools": tools}))
+                StreamWriter(CompletionAnswer(Asked({"messages": history, "tools": tools})).chat)
             )
         except PolicyApiError:
             return
@@ -145,7 +146,9 @@ async def repeat(seed: int) -> Trajectory:
     for _ in range(5):
         history.append({"role": "user", "content": rng.choice(WORDS)})
         made = await episode.complete(
-            StreamWriter(parse_request(json.loads(json.dumps({"messages": history}))))
+            StreamWriter(
+                CompletionAnswer(Asked(json.loads(json.dumps({"messages": history})))).chat
+            )
         )
         history.append(to_wire(made.action.message))
         for number, asked in enumerate(history[-1].get("tool_calls", [])):
@@ -186,12 +189,11 @@ async def repeat_items(seed: int) -> Trajectory:
             if before and rng.random() < 0.5
             else {"input": [*history, *new]}
         )
-        asked = parse_response_request(
-            json.loads(json.dumps({**body, "instructions": "be brief"})), episode.threads
-        )
-        made = await episode.complete(StreamWriter(asked.chat))
-        before = f"resp_{number}"
-        episode.threads[before] = (*asked.thread, made.action.message)
+        body = json.loads(json.dumps({**body, "instructions": "be brief"}))
+        response = ResponseAnswer(Asked(body, threads=episode.threads))
+        made = await episode.complete(StreamWriter(response.chat))
+        response.record(made)
+        before = response.id
         items = to_items(made.action.message, str(number))
         history += [
             *new,

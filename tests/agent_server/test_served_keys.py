@@ -15,6 +15,7 @@ from agentrl.agent_server import PolicyServer, ServedDriver
 from agentrl.errors import EngineError
 from agentrl.rollouts import run_episode
 from tests.agent_server.served_policy import HI, Serving, ended, serving
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import KEY, TASK, context_of, rollout_spec, say, scripted
 
 
@@ -82,7 +83,7 @@ async def test_a_client_that_asks_again_whatever_it_is_told_sees_the_cause() -> 
         episode = await served.open()
         key = {"Authorization": f"Bearer {episode.id}"}
         first = await served.http.post("/v1/chat/completions", json={"messages": [HI]}, headers=key)
-        await asyncio.wait_for(ended(served), 20)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
         again = await served.http.post("/v1/chat/completions", json={"messages": [HI]}, headers=key)
     assert (first.status_code, again.status_code) == (503, 410)
     assert "the engine is gone" in again.json()["error"]["message"]
@@ -92,7 +93,7 @@ async def test_an_episode_that_ran_out_of_time_says_so_to_who_asks_again() -> No
     async with serving(lambda request: say("ok"), episode_timeout_s=4.0) as served:
         episode = await served.open()
         await episode.say(HI)
-        await asyncio.wait_for(ended(served), 20)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
         with pytest.raises(openai.APIStatusError, match="deadline") as caught:
             await episode.say(HI)
     assert caught.value.status_code == 410
@@ -124,7 +125,7 @@ async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown
         await asyncio.sleep(0.01)
     url, key = drivers[0].url.partition("/episodes")[0], drivers[0].episode_id
     statuses = []
-    async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
 
         async def status(key: str) -> int:
             headers = {"Authorization": f"Bearer {key}"}

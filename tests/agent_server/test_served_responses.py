@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from agentrl.types import Trajectory
 from tests.agent_server.served_policy import ADD, HI, Episode, assert_true, ended, serving
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import ASSISTANT, END, SYSTEM, TOOL, USER, call, ids, laid_out, say
 from tests.rollouts.speaking_engine import SpeakingEngine
 
@@ -198,7 +199,7 @@ async def test_a_tool_choice_in_the_forms_of_responses(choice: Any) -> None:
         ({"conversation": "conv_1"}, "conversation is not supported"),
         ({"prompt": {"id": "p"}}, "prompt is not supported"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0. of type 'item_reference'"),
-        ({"input": []}, "input must end with"),
+        ({"input": []}, "must end with what the assistant is to answer"),
         ({"max_output_tokens": 0}, "max_output_tokens must be"),
         ({"text": {"format": {"type": "grammar"}}}, "format of the answer"),
         ({"tool_choice": {"type": "web_search"}, "tools": TOOLS}, "tool_choice must be"),
@@ -207,7 +208,7 @@ async def test_a_tool_choice_in_the_forms_of_responses(choice: Any) -> None:
 async def test_what_cannot_be_honoured_is_refused_by_name(
     settings: dict[str, Any], words: str
 ) -> None:
-    async with serving([say("ok")], **ROOM) as served:
+    async with serving([say("ok")], strict_keys=True, **ROOM) as served:
         episode = await served.open()
         with pytest.raises(openai.BadRequestError, match=words):
             await respond(
@@ -233,6 +234,7 @@ async def test_what_is_harmless_is_ignored_and_noted() -> None:
         "verbosity": "low",
         "truncation": "auto",
         "include": ["reasoning.encrypted_content"],
+        "store": False,
     }
 
 
@@ -307,7 +309,7 @@ async def test_pieces_come_token_by_token() -> None:
     given = []
 
     async def pace(n: int) -> None:  # each token waits until the client has the one before
-        await asyncio.wait_for(heard.wait(), 60)
+        await asyncio.wait_for(heard.wait(), DEADLINE_S)
         heard.clear()
 
     async with serving(SpeakingEngine([say("abcd")], pace), **ROOM) as served:
@@ -325,7 +327,7 @@ async def test_a_turn_that_fails_once_it_has_begun_ends_its_stream_with_an_error
         with pytest.raises(openai.APIError, match=r"token consistency violated.*streamed"):
             async for _ in await respond(episode, "hi", stream=True):
                 pass
-        await asyncio.wait_for(ended(served), 60)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
     assert str(served.kept[0].status) == "failed(engine)"
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
+import numpy as np
 import pytest
 
-from agentrl.types import Task
+from agentrl.algorithms import make_algorithm
+from agentrl.rollouts.batching import make_batch
+from agentrl.training import Layout, sample_weights
+from agentrl.training.data.partition import partition
+from agentrl.types import Task, TrajectoryGroup
 from tests.agent_server.served_policy import ADD, HI, answer, assert_true, serving
 from tests.rollouts.bytewise import (
     ASSISTANT,
@@ -114,8 +119,10 @@ async def test_ids_of_calls_differ_over_the_whole_episode() -> None:
     assert first.tool_calls[0].id != second.tool_calls[0].id
 
 
-@pytest.mark.parametrize("edited", ["question", "answer", "tools"])
-async def test_an_edited_history_begins_a_sequence_and_is_counted(edited: str) -> None:
+@pytest.mark.parametrize(
+    ("edited", "cause"), [("question", "edited"), ("answer", "edited"), ("tools", "sub_agent")]
+)
+async def test_an_edited_history_begins_a_sequence_and_is_counted(edited: str, cause: str) -> None:
     async with serving([say("one"), say("two")]) as served:
         episode = await served.open()
         first = await episode.say(HI)
@@ -125,8 +132,73 @@ async def test_an_edited_history_begins_a_sequence_and_is_counted(edited: str) -
         await episode.say(question, {"role": "assistant", "content": words}, HI, **tools)
         trajectory = await episode.end()
     assert [turn.parent for turn in trajectory.turns] == [None, None]
-    assert trajectory.info["restarts"] == 1
+    assert trajectory.info["restarts"] == {cause: 1}
     assert [sample.owned for sample in trajectory.samples()] == [{0}, {1}]
+
+
+async def test_a_summary_of_a_history_is_a_compaction() -> None:
+    summary = {"role": "user", "content": "so far: one"}
+    async with serving(lambda request: say("ok")) as served:
+        episode = await served.open()
+        long = [HI, *answer(await episode.say(HI)), HI]
+        await episode.say(*long)
+        await episode.say(summary)
+        trajectory = await episode.end()
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, None]
+    assert trajectory.info["restarts"] == {"compaction": 1}
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weights"),
+    [
+        # N = 20 tokens
+        ("token_mean", [8 / 20, 8 / 20, 4 / 20]),
+        # J = 3 trajectories
+        ("trajectory_mean", [1 / 3, 1 / 3, 1 / 3]),
+        # J · C = 30
+        ("constant", [8 / 30, 8 / 30, 4 / 30]),
+    ],
+)
+async def test_an_episode_weighs_no_more_for_being_cut_in_several_sequences(
+    reduction: str, weights: list[float]
+) -> None:
+    trajectories = []
+    async with serving(lambda request: say("one")) as served:
+        for second in ("extends", "is cut", ""):
+            episode = await served.open()
+            first = answer(await episode.say(HI))
+            if second:
+                await episode.say(*([HI, *first] if second == "extends" else []), HI)
+            trajectories.append(await episode.end())
+    assert [len(one.samples()) for one in trajectories] == [1, 2, 1]
+    group = TrajectoryGroup(0, trajectories[0].task, tuple(trajectories))
+    batch = make_batch([group], credit=np.ones(3, np.float32))
+    (plan,) = partition(
+        np.diff(batch.cu_seqlens), batch.group[batch.trajectory], seed=0, layout=Layout(1, 999, 1e3)
+    )
+    algorithm = make_algorithm("grpo", {"reduction": reduction, "constant_tokens": 10})
+    of_samples = sample_weights(batch, plan, algorithm.reduction)
+    rows = np.searchsorted(batch.cu_seqlens, np.arange(batch.num_tokens), side="right") - 1
+    of_tokens = of_samples[rows] * (batch.loss_mask > 0)
+    own = np.bincount(batch.trajectory[rows], weights=of_tokens)
+    assert own.tolist() == pytest.approx(weights, abs=1e-15)
+
+
+async def test_results_with_renamed_ids_are_those_of_the_calls_in_their_order() -> None:
+    script = [say(call("add", a=1) + call("add", a=2)), say("x"), say("y")]
+    async with serving(script) as served:
+        episode = await served.open()
+        history = [HI, *answer(await episode.say(HI, tools=[ADD]), "one", "two")]
+        for number, made in enumerate(history[1]["tool_calls"]):
+            made["id"] = history[2 + number]["tool_call_id"] = f"theirs-{number}"
+        history += answer(await episode.say(*history, tools=[ADD]))
+        await episode.say(*history, HI, tools=[ADD])
+        trajectory = await episode.end()
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
+    calls = trajectory.turns[0].calls
+    assert [record.result and record.result.content for record in calls] == ["one", "two"]
+    ours = [record.call and record.call.id for record in calls]
+    assert [message["tool_call_id"] for message in trajectory.turns[1].observed] == ours
 
 
 async def test_sequences_of_several_agents_go_on_in_turn() -> None:

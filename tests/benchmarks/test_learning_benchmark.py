@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import Figures
-from benchmarks.learning import main, report_code, report_fresh
+from benchmarks.fresh import vision
+from benchmarks.learning import main, report_code, report_fresh, report_vision
 
 pytestmark = pytest.mark.tooling
 
@@ -66,3 +67,24 @@ def test_a_run_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         main(["--only", "code-0,code-9"])
     assert "got code-9" in capsys.readouterr().err
+
+
+def test_pictures_must_bring_what_blank_ones_do_not(tmp_path: Path) -> None:
+    known(tmp_path, "vision-0", sampled=0.56, greedy=0.9)
+    (tmp_path / "vision-0").mkdir()
+    summary = json.dumps({"seconds": {"total": 1300.0, "eval": 30.0}})
+    (tmp_path / "vision-0" / "summary.json").write_text(summary, encoding="utf-8")
+    known(tmp_path, "vision-blank", sampled=0.36, greedy=0.1)
+    figures = Figures()
+    report_vision(figures, tmp_path, {"vision-0", "vision-blank"})
+    told = {row.name: (row.value, row.met) for row in figures.rows}
+    assert told["vision, seed 0, sampled gain"] == (pytest.approx(0.26), True)
+    assert told["vision, seed 0, warm-up and RL"] == (1270.0, False)
+    assert told["vision, blank pictures, sampled gain"] == (pytest.approx(0.06), False)
+
+
+def test_blank_pictures_have_the_questions_of_the_others() -> None:
+    for seen, blank in zip(vision.tasks(20), vision.blank_tasks(20), strict=True):
+        assert (seen.id, seen.answer) == (blank.id, blank.answer)
+        assert seen.messages[0]["content"][1] == blank.messages[0]["content"][1]
+        assert seen.messages[0]["content"][0] != blank.messages[0]["content"][0]

@@ -73,6 +73,7 @@ def test_reap_removes_what_the_dead_left_and_lists_it(
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_reap_removes_the_folders_of_dead_servers(
     no_engine: str, own_temp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

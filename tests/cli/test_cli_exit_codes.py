@@ -197,3 +197,24 @@ def test_the_end_of_the_reader_is_no_error(run_dir: Path) -> None:
     )
     assert done.stdout == "{0\n"
     assert done.stderr == ""
+
+
+LASTING = "from agentrl.cli.terminal import LastingConsole as C; c = C(); c.print(1); c.print(2)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "agentrl", "ls", "RUN"], ["-m", "agentrl", "top", "RUN"], ["-c", LASTING]],
+    ids=["ls", "top", "train"],
+)
+def test_a_reader_that_is_gone_ends_a_table_alone(run_dir: Path, words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, *(str(run_dir) if word == "RUN" else word for word in words)]
+    try:
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -225,6 +225,7 @@ def test_verbs_that_play_say_which_line_exited(
         assert "SystemExit: 0" in printed + err
 
 
+@pytest.mark.slow
 def test_play_says_which_line_exited(project: Path) -> None:
     command = [sys.executable, "-m", "agentrl", "play", str(project)]
     done = subprocess.run(

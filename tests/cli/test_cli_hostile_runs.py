@@ -22,6 +22,7 @@ FILES = (
     "resumes.jsonl",
     "summary.json",
     "heartbeat.json",
+    "now.json",
     "config.resolved.yaml",
     "notes/mallory.jsonl",
     "traj/live/step=000002/b-0001.jsonl",
@@ -85,11 +86,13 @@ def test_every_command_shows_the_sound_part(
     assert (code, "5-0-0" in tail) == (0, True), err
     code, _, err = agentrl("show", hostile)
     assert code in (0, 3), err
+    code, top, err = agentrl("top", hostile)
+    assert code == 0, err
     code, shown, err = agentrl("show", hostile, "5-0-0")
     assert (code, "answer 42" in shown) == (0, True), err
     code, _, err = agentrl("export", "html", hostile, tmp_path / "out.html")
     assert code == 0, err
-    assert SECRET not in out + query + tail + (tmp_path / "out.html").read_text()
+    assert SECRET not in out + query + tail + top + (tmp_path / "out.html").read_text()
 
 
 def test_the_viewer_lists_it_and_its_neighbours(hostile: Path, tmp_path: Path) -> None:

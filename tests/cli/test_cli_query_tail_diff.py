@@ -16,6 +16,7 @@ import pytest
 
 from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Task
+from tests.kit.waiting import DEADLINE_S
 
 from .conftest import two_turns
 
@@ -117,7 +118,7 @@ def test_tail_follows_a_living_run_until_ctrl_c(run_dir: Path) -> None:
         entry = json.loads(tail.stdout.readline())
         assert (entry["kind"], entry["task_id"]) == ("trajectory", "late")
         tail.send_signal(signal.SIGINT)
-        assert tail.wait(60) == 0
+        assert tail.wait(DEADLINE_S) == 0
         tail.stdout.close()
     assert len(TrajectoryReader(run).summaries()) == 3
 

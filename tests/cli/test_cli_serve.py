@@ -26,6 +26,7 @@ from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeContext, run_episode
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.tools.parsers import load_parser
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import KEY, TASK, rollout_spec
 from tests.run.tiny_run import CONFIG
 from tests.run.tiny_task import build_model
@@ -58,7 +59,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         yield announced(process), folder / "run"
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_S) == 0
 
 
 def announced(process: subprocess.Popen[str]) -> str:
@@ -80,7 +81,7 @@ def test_an_episode_over_http_is_kept_and_shown(
         headers={"Authorization": "Bearer s3cret"},
         timeout=60,
     ).json()
-    assert httpx.post(f"{url}/episodes", json={}, timeout=60).status_code == 401
+    assert httpx.post(f"{url}/episodes", json={}, timeout=DEADLINE_S).status_code == 401
     with openai.OpenAI(
         base_url=opened["base_url"], api_key="any", max_retries=0, timeout=60
     ) as client:

@@ -22,6 +22,7 @@ from rich.text import Text
 from agentrl.cli.terminal import fitted
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
+from tests.kit.waiting import DEADLINE_S
 
 from .conftest import failed, ids, policy
 
@@ -52,7 +53,7 @@ def terminal() -> Terminal:
         while data := _read(ours):
             shown += data
         os.close(ours)
-        return process.wait(100), [
+        return process.wait(DEADLINE_S), [
             Text.from_ansi(line).plain.rstrip() for line in shown.decode().splitlines()
         ]
 

@@ -64,6 +64,20 @@ def test_origins_of_a_stage_are_its_own_or_the_tops(write: Write) -> None:
     assert loaded.origin(("optim", "lr"), 1) == "command line: stages.rl.optim.lr=0.5"
 
 
+def test_sources_name_what_is_no_default_by_its_key_in_the_resolved_file(write: Write) -> None:
+    path = write(STAGES)
+    found = load_with_origins(path, ["run.seed=3", "stages.rl.optim.lr=0.5"]).sources()
+    assert found["run.seed"] == "command line: run.seed=3"
+    assert found["stages.rl.optim.lr"] == "command line: stages.rl.optim.lr=0.5"
+    assert found["stages.rl.train.batch_prompts"] == f"{path}:4:9"
+    assert found["stages.rl.from"] == f"{path}:7:26"
+    assert found["stages.warmup.train.batch_prompts"] == f"{path}:6:88"
+    assert "stages.warmup.algorithm.clip_low" not in found
+    assert "default" not in found.values()
+    alone = load_with_origins(write("optim: {lr: 0.5}\n"), []).sources()
+    assert alone["optim.lr"] == f"{path}:3:9"
+
+
 def test_what_does_not_carry_over_into_a_stage_is_its_default(write: Write) -> None:
     loaded = load_with_origins(write(STAGES))
     assert loaded.origin(("algorithm", "clip_low"), 0) == "default"

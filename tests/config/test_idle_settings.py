@@ -53,10 +53,12 @@ RULES = {
 """Each rule by the field and what it acts with, and an algorithm that has it."""
 
 GIVEN: dict[str, Any] = {
-    "above": 0.01, "agents": {"b": {"train": False}}, "args": {"a": 1}, "before": False,
+    "above": 0.01, "agent_keys": "strict", "agents": {"b": {"train": False}}, "args": {"a": 1},
+    "before": False, "history": "loose",
     "build_args": {"a": 1}, "cap": 3.0, "constant_tokens": 7, "conversational": False,
     "discount": 0.5, "describe_tools_in_prompt": False, "docker": {"cpus": 1.0},
     "ep_size": 2, "endpoints": ["http://127.0.0.1:1"], "entry_point": "a.py:E", "env": {"A": "b"},
+    "entity": "a", "host": "0.0.0.0", "mode": "offline", "space": "a/b", "tracking_uri": "http://a",
     "every": 3, "final_fraction": 0.5, "flat_fraction": 0.5, "floor": 0.5,
     "gradient_sync": "mini_batch", "greedy": False, "kl_cap": 3.0, "kl_estimator": "k2",
     "kl_horizon": 3, "kl_target": 0.5, "kl_weighted": True, "lam": 0.5,
@@ -64,7 +66,8 @@ GIVEN: dict[str, Any] = {
     "muon_momentum": 0.5, "muon_weight_decay": 0.5, "name": "other", "on_stale": "mask_tokens",
     "openai": {"base_url": "http://127.0.0.1:1/v1", "model": "m"}, "outside": "mask",
     "pass_env": ["A"], "pause_mode": "in_place", "penalty": 0.5, "positive_above": 0.5,
-    "ray_address": "auto", "reject_below": -1.0, "reject_by": "k1", "samples": 3, "wait_s": 3.0,
+    "rank_restarts": 1, "ray_address": "auto", "reject_below": -1.0, "reject_by": "k1",
+    "samples": 3, "wait_s": 3.0,
     "sglang": {"tp_size": 2}, "shard": "grad_op", "shard_size": 1, "std_eps": 0.5,
     "resources": {"x": "a.py:r"}, "system_prompt": "a", "tools": ["a.py:t"], "wrappers": ["a.py:w"],
     "temperature": 0.5, "top_p": 0.5, "torch": {"num_threads": 3},
@@ -77,8 +80,10 @@ GIVEN: dict[str, Any] = {
 }  # fmt: skip
 """A value of each field that is not its default."""
 ACTING: dict[str, Any] = {
-    "build": "m.py:f", "command": ["x"], "entry_point": "a.py:E", "kl_coef": 0.1,
+    "agent_command": ["x"], "build": "m.py:f", "command": ["x"],
+    "entry_point": "a.py:E", "kl_coef": 0.1,
     "kl_target": 0.5, "level": "token", "max_tokens": 100, "path": "x",
+    "experiment": "e", "port": 1, "project": "p",
     "positive_coef": 0.1, "reject": "token", "rollout_workers": 1, "schedule": "async",
     "sets": {"a": "t.py:f"},
     "step_weight": 1.0, "backend": "docker",

@@ -27,9 +27,9 @@ from agentrl.rollouts.samplers.settings import UniformSettings
 from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.rollouts.samplers.uniform import Uniform
 from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
+from tests.kit.waiting import DEADLINE_S
 
 TASKS = [Task(str(n)) for n in range(100)]
-DEADLINE_S = 60.0
 
 
 def in_order(tasks: Sequence[Task]) -> TaskSampler:
@@ -88,6 +88,7 @@ class HandPool:
         self.open: dict[tuple[str, int], GroupRequest] = {}
         self.cancelled: list[int] = []
         self.saved: list[GroupState] = []
+        self.does: dict[str, Any] = {}
         self.ended: deque[Trajectory] = deque()
         self._done: queue.Queue[GroupOutcome] = queue.Queue()
         self._changed = threading.Condition()
@@ -118,6 +119,9 @@ class HandPool:
 
     def in_flight(self) -> list[GroupState]:
         return self.saved
+
+    def now(self) -> dict[str, Any]:
+        return self.does
 
     def group_indices(self, label: str = "") -> list[int]:
         with self._changed:

@@ -26,7 +26,7 @@ from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from tests.controller.remote import s3_bucket, use_endpoint
 from tests.controller.replay import learn
 from tests.kit.http import free_port
-from tests.kit.waiting import until
+from tests.kit.waiting import DEADLINE_S, until
 
 LAST = "checkpoints/rl/step=000003"
 
@@ -187,7 +187,7 @@ def test_a_copy_that_was_given_up_holds_the_next_one_until_it_ends(
 
     def put(copies: CheckpointCopies, checkpoint: Path) -> int:
         begun.append(checkpoint.name)
-        assert goes_on.wait(60)
+        assert goes_on.wait(DEADLINE_S)
         return 0
 
     monkeypatch.setattr(CheckpointCopies, "_put", put)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import MachineError
+from tests.kit.waiting import DEADLINE_S
 from tests.run.tiny_run import CONFIG, TASK, metrics
 from tests.run.tiny_task import build_model
 
@@ -43,7 +44,7 @@ def node(command: list[str], env: Mapping[str, str]) -> Iterator[str]:
             yield line.partition(awaited)[2].partition("'")[0]
         finally:
             own.terminate()
-            own.communicate(timeout=60)
+            own.communicate(timeout=DEADLINE_S)
 
 
 def head(cpus: int) -> list[str]:

@@ -20,11 +20,12 @@ from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.role_group import Look, RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, collect_groups
-from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
+from agentrl.errors import ConfigError, DataError, EngineError, RankLostError, TrainingError
 from agentrl.rollouts import GroupRequest
 from agentrl.training import ReferenceSpec
 from agentrl.types import Collect, Dispatch, Stat, Stats, register, registration
 from tests.controller.tiny import TASKS, Cluster, actor_spec, local_cluster, roles, rollouts
+from tests.kit.waiting import DEADLINE_S
 
 
 class Role:
@@ -160,7 +161,7 @@ def test_a_group_in_this_process_says_where_it_is(local: Cluster) -> None:
 def test_it_publishes_and_plays(local: Cluster) -> None:
     (report,) = local.publish(5)
     assert (report.version, report.bytes > 0) == (5, True)
-    (outcome,) = collect_groups(local.pool, [GroupRequest(0, TASKS[0], 2)], 60.0)
+    (outcome,) = collect_groups(local.pool, [GroupRequest(0, TASKS[0], 2)], DEADLINE_S)
     assert {version for t in outcome.group.trajectories for version in t.policy_versions} == {5}
 
 
@@ -246,7 +247,7 @@ def test_a_pool_plays_without_a_role_group(model: Path) -> None:
     pool = EpisodeHost()
     try:
         pool.setup(rollouts(model))
-        (outcome,) = collect_groups(pool, [GroupRequest(0, TASKS[0], 2)], 60.0)
+        (outcome,) = collect_groups(pool, [GroupRequest(0, TASKS[0], 2)], DEADLINE_S)
         assert all(trajectory.status.finished for trajectory in outcome.group.trajectories)
         assert pool.describe() == [ProcessInfo(host=socket.gethostname(), pid=os.getpid())]
         layout = pool.layout()
@@ -292,6 +293,21 @@ def pair(over_ray: Callable[..., Any], model: Path) -> Cluster:
     return cluster
 
 
+def test_whoever_calls_after_a_loss_has_lost_the_rank_too() -> None:
+    from agentrl.controller.cluster.ray_runtime import ActorCalls, ActorLostError
+
+    calls = ActorCalls(
+        str,
+        lambda message, rank, text: TrainingError(message, rank=rank),
+        lost=lambda message, rank: RankLostError(message, rank=rank),
+    )
+    lost = calls.fail(ActorLostError("rank 1 died"), 1)
+    with pytest.raises(RankLostError) as raised:  # by another thread than the one that saw it
+        calls.begin([], "updating")
+    assert raised.value is lost
+    assert raised.value.rank == 1
+
+
 @pytest.mark.slow
 class TestOverRay:
     @pytest.mark.invariant
@@ -329,12 +345,12 @@ class TestOverRay:
         caller.start()
         caller.join(1.0)
         os.kill(pids[0], signal.SIGKILL)
-        caller.join(60.0)
+        caller.join(DEADLINE_S)
         (error,) = errors
         assert isinstance(error, TrainingError)
         assert "the worker of rank 0 died" in str(error)
         assert (error.rank, error.host) == (0, socket.gethostname())
-        with pytest.raises(TrainingError, match="poisoned"):
+        with pytest.raises(RankLostError, match="the worker of rank 0 died"):
             pair.publish(2)
 
     def test_a_rank_that_raises_ends_the_call_of_one_in_a_collective(self, pair: Any) -> None:

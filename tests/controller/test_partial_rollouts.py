@@ -19,7 +19,6 @@ from tests.kit.held_engine import HeldEngine
 from tests.kit.waiting import gather
 from tests.rollouts.bytewise import END
 
-DEADLINE_S = 60.0
 SIBLINGS = 8
 TOKENS = 190
 

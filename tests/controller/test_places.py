@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from agentrl.controller.cluster.places import (
     Action,
+    AskGroups,
     AskNode,
     Fail,
     Finish,
@@ -22,16 +24,18 @@ from agentrl.controller.cluster.places import (
 )
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.errors import EngineError, WeightMismatchError
-from agentrl.rollouts import GroupRequest
+from agentrl.rollouts import GroupRequest, GroupState, NotResumable
 from tests.controller.hand_pool import TASKS, outcome
 
 DIED = WorkerFault(EngineError("it died"))
 CORRUPT = WorkerFault(EngineError("its engine is corrupt"), by_groups=False)
 
 
-def places(*nodes: str, max_losses: int | None = 3, version: int | None = 1) -> Places:
+def places(
+    *nodes: str, max_losses: int | None = 3, version: int | None = 1, most: int = 0
+) -> Places:
     """Serving places on such nodes; with a version, they were verified to serve it."""
-    made = Places(len(nodes), max_losses=max_losses)
+    made = Places(len(nodes), max_losses=max_losses, most=most)
     for place, node in zip(made.by_number.values(), nodes, strict=True):
         place.node = node
         made.built(place)
@@ -60,6 +64,8 @@ def kinds(made: Places) -> list[Any]:
                 told.append(("send", place.number))
             case Order(place, method, groups):
                 told.append((method, place.number, *map(index_of, groups)))
+            case AskGroups(place):
+                told.append(("groups", place.number))
             case AskNode(node):
                 told.append(("ask", node))
             case Finish(ended):
@@ -114,8 +120,9 @@ def test_a_worker_serves_once_its_engine_stands_where_nothing_was_published() ->
 
 
 def test_only_a_verified_update_leads_from_a_start_to_serving() -> None:
-    made = places("n")
-    fresh = made.join()
+    made = places("n", most=2)
+    made.cluster_seen((), {"n": 1})
+    fresh = made.by_number[1]
     assert (fresh.state, kinds(made)) == ("starting", [("start", 1)])
     made.built(fresh)
     assert (fresh.state, kinds(made)) == ("stale", [("send", 1)])
@@ -124,6 +131,47 @@ def test_only_a_verified_update_leads_from_a_start_to_serving() -> None:
     assert fresh.state == "stale"
     made.verified(fresh, 2)
     assert fresh.state == "serving"
+
+
+STATES: dict[str, tuple[Callable[[Places], object], Callable[[Places], object]]] = {
+    # what leads to a state from serving, and what almost does
+    "starting": (
+        lambda made: kill_unserved(made, 0),
+        lambda made: made.failed(made.by_number[0], DIED),  # its node was not asked yet
+    ),
+    "stale": (
+        lambda made: (made.late(made.by_number[0]), made.answered(made.by_number[0])),
+        lambda made: made.published(2),  # it serves on until it has them
+    ),
+    "suspect": (
+        lambda made: made.late(made.by_number[0]),
+        lambda made: made.answered(made.by_number[0]),
+    ),
+    "serving": (
+        lambda made: (kill_unserved(made, 0), serve(made, 0)),
+        lambda made: (kill_unserved(made, 0), made.built(made.by_number[0])),  # not verified
+    ),
+    "dead": (
+        lambda made: kill_unserved(made, 0),
+        lambda made: (made.late(made.by_number[0]), made.answered(made.by_number[0])),
+    ),
+}
+
+
+def kill_unserved(made: Places, number: int) -> None:
+    made.failed(made.by_number[number], DIED)
+    made.node_told("n", answers=True)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_is_reached_by_what_it_means_and_by_nothing_less(state: str) -> None:
+    for leads, does in zip((True, False), STATES[state], strict=True):
+        made = places("n", "n")
+        first = made.by_number[0]
+        does(made)
+        # another worker takes the number of a dead one
+        place = first if state == "dead" else made.by_number[0]
+        assert (place.state == state) == leads
 
 
 def test_a_late_worker_gets_no_groups_and_holds_no_publish() -> None:
@@ -354,19 +402,113 @@ def test_room_that_was_found_is_for_workers_that_wait_alone() -> None:
     made.node_told("far", answers=False)
     elsewhere = serve(made, 2, "near")
     made.take()
+    waiting = made.by_number[0]
     made.room_found()
     todo = [action for action in made.take() if isinstance(action, Kill | Start)]
     assert [(type(action), action.place.number) for action in todo] == [(Kill, 0), (Start, 0)]
+    # a setup that waits for the one that was ended would wait for ever
+    assert waiting.state == "dead"
     assert made.by_number[2] is elsewhere
 
 
-def test_a_worker_leaves_for_good() -> None:
-    made = places("n", "n")
+def test_workers_join_where_nodes_have_room_and_no_more_than_there_may_be() -> None:
+    made = places("n", "n", most=5)
+    made.cluster_seen((), {"n": 0, "far": 2})
+    assert kinds(made) == [("start", 2), ("start", 3)]
+    # the two have no machine yet, and may take what was seen
+    made.cluster_seen((), {"far": 2})
+    assert kinds(made) == []
+    serve(made, 2, "far")
+    made.cluster_seen((), {"n": 1, "far": 3})
+    assert [one for one in kinds(made) if one[0] == "start"] == [("start", 4)]
+    made.cluster_seen((), {"n": 9})
+    assert [one for one in kinds(made) if one[0] == "start"] == []
+
+
+def test_nobody_joins_on_a_node_that_is_lost_or_drained() -> None:
+    made = places("n", "far", most=3)
+    made.failed(made.by_number[1], DIED)
+    made.node_told("far", answers=False)
+    serve(made, 1)
+    made.take()
+    made.cluster_seen(["old"], {"far": 4, "old": 4})
+    assert kinds(made) == []
+    made.cluster_seen(["old"], {"far": 4, "old": 4, "n": 1})
+    assert kinds(made) == [("start", 2, "far", "old")]
+
+
+def test_one_that_joined_and_finds_no_machine_is_given_up_and_may_join_again() -> None:
+    made = places("n", most=2)
+    made.cluster_seen((), {"n": 1})
+    made.take()
+    made.overdue_start(made.by_number[1])
+    assert (kinds(made), list(made.by_number)) == ([("kill", 1)], [0])
+    made.cluster_seen((), {"n": 1})
+    assert kinds(made) == [("start", 1)]
+
+
+def test_one_that_joined_and_dies_is_a_loss_and_is_not_started_again_without_room() -> None:
+    made = places("n", most=2)
+    made.cluster_seen((), {"n": 1})
+    place = serve(made, 1)
     made.given([request(0), request(1)])
     made.take()
-    made.leave(0)
-    assert kinds(made) == [("kill", 0), ("submit", 1, 0)]
+    made.failed(place, DIED)
+    made.node_told("n", answers=True)
+    assert kinds(made) == [("ask", "n"), ("kill", 1), ("submit", 0, 1)]
+    assert (made.losses, list(made.by_number)) == (1, [0])
+
+
+def test_a_worker_leaves_a_node_that_is_drained_and_its_groups_go_on_from_their_turns() -> None:
+    made = places("n", "far", max_losses=0)
+    made.given([request(0), request(1)])
+    made.take()
+    made.cluster_seen(["far"], {})
+    leaving = made.by_number[1]
+    assert (leaving.state, kinds(made)) == ("leaving", [("groups", 1)])
+    # meanwhile it gets no groups, and no publish waits for it or makes it serve
+    made.given([request(2)])
+    made.published(2)
+    made.verified(leaving, 2)
+    made.cluster_seen(["far"], {})
+    assert (leaving.state, kinds(made)) == ("leaving", [("submit", 0, 2), ("send", 0)])
+    state = GroupState(1, (NotResumable("as told"), NotResumable()))
+    made.left(leaving, [state])
+    todo = made.take()
+    (told,) = told_as(todo, "worker_left")
+    assert told.counts == {"count/drained_workers": 1, "count/replayed_groups": 1}
+    (start,) = [action for action in todo if isinstance(action, Start)]
+    assert (start.place.number, start.without) == (1, {"far"})
+    again = made.by_number[0].groups["", 1]
+    assert again.saved is state
+    assert (again.first_attempt, made.losses) == (1, 0)
+
+
+@pytest.mark.parametrize("node_answers", [True, False])
+def test_one_that_dies_while_it_leaves_is_no_loss(node_answers: bool) -> None:
+    made = places("n", "far", max_losses=0)
+    made.given([request(0), request(1)])
+    made.cluster_seen(["far"], {})
+    made.take()
+    made.failed(made.by_number[1], DIED)
+    made.node_told("far", answers=node_answers)
+    assert kinds(made) == [("kill", 1), ("start", 1, "far"), ("submit", 0, 1)]
     assert made.losses == 0
+
+
+def test_one_that_plays_nothing_leaves_at_once_and_one_that_joined_for_good() -> None:
+    made = places("n", "far", most=3)
+    made.cluster_seen((), {"far": 1})
+    serve(made, 2, "far")
+    made.take()
+    made.cluster_seen(["far"], {"n": 1})
+    todo = kinds(made)
+    # the one that is kept takes the room, wherever it is
+    assert todo == [("kill", 1), ("start", 1, "far"), ("kill", 2)]
+    serve(made, 1)
+    made.take()
+    made.cluster_seen((), {"n": 1})
+    assert kinds(made) == [("start", 2)]
 
 
 def test_what_was_cancelled_is_not_played_again() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.kit.ray_homes import in_home
+from tests.kit.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -147,7 +148,7 @@ def cluster(tmp_path: Path) -> Any:
         assert address
         yield address, home
         head.terminate()
-        head.communicate(timeout=60)
+        head.communicate(timeout=DEADLINE_S)
 
 
 def test_a_cluster_that_refuses_is_named_with_the_remedy(

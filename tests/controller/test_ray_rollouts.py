@@ -4,9 +4,12 @@ are named.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,10 +28,20 @@ from agentrl.controller.cluster.rollout_pool import (
 )
 from agentrl.engines import EnginePlace, EnginePlan, WeightSender
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
+from agentrl.envs import Env, EnvSpec
 from agentrl.errors import AgentRLError, EngineError, TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.rollouts.batching import make_batch
-from agentrl.types import BatchShard, Completion, GenerateRequest
+from agentrl.types import (
+    Action,
+    BatchShard,
+    Completion,
+    GenerateRequest,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+)
 from tests.controller.tiny import (
     TASKS,
     Cluster,
@@ -39,12 +52,12 @@ from tests.controller.tiny import (
     rollouts,
 )
 from tests.kit.forks import FORKS
-from tests.kit.waiting import gather, is_alive, until
+from tests.kit.waiting import DEADLINE_S, gather, is_alive, until
 
 pytestmark = pytest.mark.slow
 
 
-def workers(number: int, **settings: Any) -> Cluster:
+def workers(number: int | tuple[int, int], **settings: Any) -> Cluster:
     """One rank, and rollout workers apart from it."""
     from agentrl.controller.cluster.ray_role_group import RayRoleGroup
     from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
@@ -81,7 +94,7 @@ def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any)
     assert len({worker.rollout_worker for worker in players}) == 2
     assert len({place.pid for place in (trainer, *players)} | {os.getpid()}) == 4
     assert [report.version for report in group.publish(3)] == [3, 3]
-    outcomes = collect_groups(group.pool, requests(4), 120.0)
+    outcomes = collect_groups(group.pool, requests(4), DEADLINE_S)
     assert [outcome.request.group_index for outcome in outcomes] == [0, 1, 2, 3]
     assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
 
@@ -101,24 +114,12 @@ def test_of_two_ranks_one_has_the_engine_and_both_take_turns_with_it(
         cluster.pool.setup(replace(rollouts(model), engine=served))
         for version in (1, 2):
             assert [report.version for report in cluster.publish(version)] == [version]
-            outcomes = collect_groups(cluster.pool, requests(2), 120.0)
+            outcomes = collect_groups(cluster.pool, requests(2), DEADLINE_S)
             played = [t for outcome in outcomes for t in outcome.group.trajectories]
             assert {v for t in played for v in t.policy_versions} == {version}
             group.call("phases", "enter", args=("update",))
     finally:
         cluster.close()
-
-
-def test_a_worker_joins_and_another_leaves_while_groups_run(group: Any) -> None:
-    first, second = (worker.rollout_worker for worker in group.pool.describe())
-    group.publish(3)
-    group.pool.submit(requests(4))  # each to the worker with fewer episodes
-    joined = group.pool.join()
-    group.pool.leave(first)
-    outcomes = collected(group, 4)
-    played = {o.request.group_index: {t.attempt for t in o.group.trajectories} for o in outcomes}
-    assert played == {0: {1}, 1: {0}, 2: {1}, 3: {0}}
-    assert [worker.rollout_worker for worker in group.pool.describe()] == [second, joined]
 
 
 def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replaced(
@@ -175,7 +176,7 @@ def test_a_worker_that_hangs_is_replaced_and_one_death_too_many_ends_the_run(
         os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
         told = r"died 2 times .* PlacementConfig.worker_restarts=1 allows 1"
         with pytest.raises(EngineError, match=told):
-            collect_groups(group.pool, requests(2, first=4), 120.0)
+            collect_groups(group.pool, requests(2, first=4), DEADLINE_S)
         with pytest.raises(AgentRLError, match="poisoned"):
             group.setup(model)
     finally:
@@ -280,7 +281,7 @@ def test_a_worker_that_died_between_two_stages_is_replaced(group: Any, model: Pa
     os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
     group.setup(model)
     group.publish(1)
-    outcomes = collect_groups(group.pool, requests(2), 120.0)
+    outcomes = collect_groups(group.pool, requests(2), DEADLINE_S)
     assert {t.attempt for outcome in outcomes for t in outcome.group.trajectories} == {0}
     assert [loss.counts["count/replayed_groups"] for loss in losses(group)] == [0]
 
@@ -347,7 +348,7 @@ def test_workers_are_placed_on_another_node(model: Path) -> None:
     try:
         nodes, here, versions = found.get(timeout=240)
     finally:
-        driver.join(60)
+        driver.join(DEADLINE_S)
         driver.kill()
     assert len(set(nodes)) == 1
     assert here not in nodes
@@ -370,7 +371,7 @@ def _over_two_nodes(model: Path, found: Any) -> None:
         group = workers(2, worker_resources={"rollout": 1})
         group.setup(model)
         group.publish(5)
-        outcomes = collect_groups(group.pool, requests(2), 120.0)
+        outcomes = collect_groups(group.pool, requests(2), DEADLINE_S)
         versions = {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions}
         nodes = [worker.node for worker in group.pool.describe()]
         found.put((nodes, ray.get_runtime_context().get_node_id(), versions))
@@ -387,7 +388,7 @@ def test_a_worker_whose_node_is_gone_takes_the_place_that_ray_reserves_anew(mode
     try:
         before, events, after = found.get(timeout=400)
     finally:
-        driver.join(60)
+        driver.join(DEADLINE_S)
         driver.kill()
     assert before != after
     assert events.count("node_lost") == 1
@@ -429,12 +430,132 @@ def _over_a_node_that_goes(model: Path, found: Any) -> None:
         cluster.shutdown()
 
 
+class Held(Env):
+    """Two turns; the second ends once a file is there."""
+
+    def __init__(self, task: Task, folder: str) -> None:
+        self.task = task
+        self.folder = Path(folder)
+        self.num_turns = 0
+
+    async def reset(self, *, seed: int) -> Observation:
+        return Observation(self.task.messages)
+
+    async def step(self, action: Action) -> StepResult:
+        self.num_turns += 1
+        if self.num_turns == 2:
+            (self.folder / f"held-{os.urandom(8).hex()}").touch()  # siblings share a seed
+            while not (self.folder / "go").exists():
+                await asyncio.sleep(0.01)
+        told: Message = {"role": "user", "content": "on"}
+        return StepResult(Observation((told,)), reward=1.0, terminated=self.num_turns == 2)
+
+
+def test_a_worker_joins_with_a_node_and_leaves_it_when_ray_drains_it(
+    model: Path, tmp_path: Path
+) -> None:
+    found: Any = FORKS.Queue()
+    driver = FORKS.Process(target=_over_nodes_that_come_and_go, args=(model, tmp_path, found))
+    driver.start()
+    try:
+        told = found.get(timeout=400)
+    finally:
+        driver.join(DEADLINE_S)
+        driver.kill()
+    assert told["joined"] == [(0, 1), (0, 1, 2), told["added"]]
+    # a publish goes to all three, and each gets groups
+    assert told["published"] == [2, 3, 2]
+    assert set(told["attempts"]) == set(range(6))
+    moved = {index for index, attempts in told["attempts"].items() if attempts == {1}}
+    assert moved == set(told["moved"]) != set()
+    assert {index: turns for index, turns in told["resumed"].items() if turns} == {
+        index: {1} for index in moved
+    }
+    assert {frozenset(told["attempts"][index]) for index in told["attempts"].keys() - moved} == {
+        frozenset({0})
+    }
+    assert told["versions"] == {2}
+    # the others were never stopped
+    assert told["after"] == told["before"]
+    assert told["incidents"] == [
+        f"rollout worker 2 leaves node {told['added']}, which Ray drains; its {len(moved)} groups "
+        "go on in others"
+    ]
+
+
+def _over_nodes_that_come_and_go(model: Path, folder: Path, found: Any) -> None:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from agentrl.controller.cluster.ray_cluster import start_ray
+
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
+    # room for the rank too, which Ray may place there
+    cluster.add_node(num_cpus=3, resources={"rollout": 2})
+    try:
+        start_ray(3, cluster.address)
+        group = workers((2, 3), worker_resources={"rollout": 1})
+        pool = group.pool
+
+        def pids() -> dict[int | None, int]:
+            return {worker.rollout_worker: worker.pid for worker in pool.describe()}
+
+        group.setup(model)
+        held = EnvSpec(Held, {"folder": str(folder)})
+        rollout = replace(episodes(env=held), save_episode_state=True)
+        pool.setup(RolloutWorkerSpec(engine_spec(model), rollout))
+        published = [len(group.publish(1))]
+        before = pids()
+        added = cluster.add_node(num_cpus=1, resources={"rollout": 1})
+        until(lambda: len(pool._places.serving) == 3)
+        (joined,) = [worker for worker in pool.describe() if worker.rollout_worker == 2]
+        published.append(len(group.publish(2)))
+        all_three = tuple(sorted(pool._hosts))
+        pool.submit(requests(6))
+        until(lambda: len(list(folder.glob("held-*"))) == 12)
+        moved = [index for _, index in pool._places.by_number[2].groups]
+        drain = ["drain-node", f"--address={cluster.address}", f"--node-id={added.node_id}"]
+        drain += ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
+        ray_program = str(Path(sys.executable).with_name("ray"))
+        subprocess.run([ray_program, *drain, "--deadline-remaining-seconds=600"], check=True)
+        incidents: list[Incident] = []
+        until(lambda: incidents.extend(pool.take_failures()) or incidents)
+        (folder / "go").touch()
+        outcomes = collected(group, 6)
+        published.append(len(group.publish(3)))
+        incidents.extend(pool.take_failures())
+        played = {o.request.group_index: o.group.trajectories for o in outcomes}
+        found.put(
+            {
+                "added": joined.node if joined.node == added.node_id else "another",
+                "joined": [tuple(sorted(before)), all_three, added.node_id],
+                "published": published,
+                "moved": moved,
+                "attempts": {index: {t.attempt for t in own} for index, own in played.items()},
+                "resumed": {
+                    index: {t.info["resumed_turns"] for t in own if "resumed_turns" in t.info}
+                    for index, own in played.items()
+                },
+                "versions": {v for own in played.values() for t in own for v in t.policy_versions},
+                "before": before,
+                "after": pids(),
+                "incidents": [str(one) for one in incidents],
+            }
+        )
+        group.close()
+        ray.shutdown()
+    finally:
+        cluster.shutdown()
+
+
 def test_an_answer_that_takes_long_is_logged_once(
     ray_started: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import ray
 
-    monkeypatch.setattr(ray_runtime, "_SLOW_S", 0.0)
+    monkeypatch.setattr("agentrl.store.logs.SLOW_S", 0.0)
     gate = ray.put(None)
     asked = ray.remote(lambda _: time.sleep(1.0)).remote(gate)
     calls = ray_runtime.ActorCalls("worker {}".format, TrainingError)

@@ -17,12 +17,13 @@ from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import collect_groups, stream_groups
 from agentrl.controller.scored_pool import ScoredPool
 from agentrl.controller.scoring import RewardScorer, SequenceScores
-from agentrl.errors import RewardError
+from agentrl.errors import RankLostError, RewardError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.training import RewardModelSpec
 from agentrl.types import REWARD_STYLE, SamplingParams, Status, TrajectoryGroup
 from tests.controller.hand_pool import HandPool, MakeWorld, bounds
 from tests.controller.tiny import made_groups
+from tests.kit.waiting import DEADLINE_S
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +195,17 @@ def test_a_model_that_fails_as_a_whole_ends_the_run_at_the_boundary_reward(model
         group.close()
 
 
+def test_a_rank_that_is_lost_while_it_scores_is_no_fault_of_the_reward_model(
+    workers: LocalRoleGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> None:
+        raise RankLostError("the worker of rank 0 died")
+
+    monkeypatch.setattr(workers, "begin_ranks", lost)
+    with pytest.raises(RankLostError):
+        scored(workers, made_groups(0, 1))
+
+
 def test_a_rollout_service_buffers_groups_with_their_scores(
     workers: LocalRoleGroup, world: MakeWorld
 ) -> None:
@@ -218,7 +230,7 @@ def test_groups_that_are_only_played_come_with_their_scores(workers: LocalRoleGr
         pool = HandPool()
         pool.give(outcome_of(group))
         with ScoredPool(pool, scorer.score, max_retries=0) as scored_pool:
-            (outcome,) = play(scored_pool, [request], deadline_s=60.0)
+            (outcome,) = play(scored_pool, [request], deadline_s=DEADLINE_S)
         assert rewards([outcome.group]) == expected
 
 

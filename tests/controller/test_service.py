@@ -5,6 +5,7 @@ so.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from dataclasses import replace
@@ -482,6 +483,45 @@ def test_draws_of_a_batch_that_is_not_trained_are_played_again(world: MakeWorld)
     # it waits to be trained, and is not played again
     assert [group.group_index for group in snapshot.groups] == [2]
     assert snapshot.outstanding == (0, 1, 3)
+
+
+def test_each_group_in_flight_is_in_one_phase(world: MakeWorld) -> None:
+    w = world(bounds(2, 1, max_staleness=1))
+    batch = w.next_groups()
+    for group_index in w.pool.wait_for(4)[:3]:
+        w.pool.finish(group_index)
+    assert batch.group_indices() == [0, 1]
+    until(lambda: w.service.now()["queues"].get("buffered"))
+    w.pool.does = {"no_worker": 4}
+    assert w.service.now() == {
+        "queues": {"running": 1, "buffered": 1, "training": 2, "batch": 2},
+        "no_worker": 4,
+        "groups": [
+            {"group": 3, "phase": "running", "staleness": 0},
+            {"group": 2, "phase": "buffered", "staleness": -math.inf},  # without any token
+        ],
+    }
+    w.service.make_room({"main": 1})
+    now = w.service.now()
+    assert now["queues"]["training"] == 0
+    assert now["groups"][0] == {"group": 3, "phase": "running", "staleness": 1}
+
+
+def test_a_wait_that_is_too_long_names_the_episode_that_waits_longest(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentrl.controller.rollout_service._SLOW_S", 0.0)
+    w = world(bounds(1, 1))
+    waits = (("0-2-0", "tool python", 42.0), ("0-1-0", "the model", 9.0))
+    rows = [dict(zip(("episode", "waits_for", "s"), one, strict=True)) for one in waits]
+    w.pool.does = {"episodes": rows}
+    batch = w.next_groups()
+    until(lambda: bool(caplog.records))
+    w.pool.wait_for(1)
+    w.pool.finish(0)
+    assert batch.group_indices() == [0]
+    told = caplog.records[0].getMessage()
+    assert told.endswith("; 0-2-0 waits for tool python since 42 s")
 
 
 def test_a_slow_wait_is_logged_once(

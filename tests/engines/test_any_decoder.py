@@ -83,6 +83,7 @@ def agree(model: TinyModel, completion, prompt: np.ndarray) -> None:
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_logprobs_of_three_turns_agree_with_transformers(family, start) -> None:
     model = make_model(family, **FAMILIES[family])

@@ -29,6 +29,7 @@ async def episode(engine, name: str, prompt, turns: int = 3, size: int = 9):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_thirty_sets_of_neighbours_change_no_bit(dtype, tiny, start) -> None:
     engine, prompt = start(tiny, dtype=dtype, deterministic=True, max_running=7), random_ids(0, 33)

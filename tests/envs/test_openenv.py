@@ -28,6 +28,7 @@ from tests.envs.openenv_server import (
 )
 from tests.kit.episodes import spoken
 from tests.kit.http import free_port
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import rollout_spec, say, scripted
 
 TASK = Task("t", ({"role": "system", "content": "Play."},))
@@ -301,7 +302,7 @@ async def played(server: OddOpenEnv, words: list[str]) -> Any:
     runner = EpisodeRunner(spec, scripted(lambda request: say(next(turns))))
     try:
         runner.submit([GroupRequest(0, TASK, 1)])
-        (outcome,) = await asyncio.to_thread(runner.collect, 30.0)
+        (outcome,) = await asyncio.to_thread(runner.collect, DEADLINE_S)
     finally:
         await asyncio.to_thread(runner.close)
     return outcome

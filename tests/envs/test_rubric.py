@@ -11,6 +11,7 @@ import pytest
 from agentrl.envs import EpisodeView, Rubric, exact_answer, group_rewards, stated_answer
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import Message, Status, Task
+from tests.kit.waiting import DEADLINE_S
 
 
 def view(text: str = "", answer: Any = 3) -> EpisodeView:
@@ -101,7 +102,7 @@ async def test_a_reward_that_hangs_is_an_error() -> None:
     release = threading.Event()
 
     def hangs(view: EpisodeView) -> float:
-        release.wait(100)
+        release.wait(DEADLINE_S)
         return 1.0
 
     with pytest.raises(RewardError, match=r"reward 'hangs' of task 't-1' took longer than 0\.05 s"):

@@ -14,6 +14,7 @@ from agentrl.errors import ConfigError, EnvError, SandboxError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.tools import HermesParser, PythonTool, ToolContext, tool
 from agentrl.types import Action, FinishReason, StepResult, Task
+from tests.kit.waiting import DEADLINE_S
 
 TASK = Task("t-1", ({"role": "user", "content": "What is 1 + 2?"},), answer=3)
 UNSAFE = SandboxSpec(backend="unsafe")
@@ -248,7 +249,7 @@ async def test_an_exhausted_pool_holds_up_only_the_episodes_that_need_it() -> No
     assert (await idle.step(act("It is 3."))).terminated
     assert not (await asyncio.wait([waiting], timeout=0.1))[0]
     await holder.close()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         assert answer(await waiting) == "42"
     await waiter.close()
 
@@ -262,7 +263,7 @@ async def test_an_episode_that_is_cancelled_while_it_waits_for_a_sandbox_costs_n
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await env.close()
-    async with asyncio.timeout(60), pool.session():
+    async with asyncio.timeout(DEADLINE_S), pool.session():
         pass
 
 
@@ -275,7 +276,7 @@ async def test_a_sandbox_that_comes_after_close_goes_back() -> None:
         await env.close()
     with pytest.raises(EnvError, match="the environment is closed"):
         await waiting
-    async with asyncio.timeout(60), pool.session():
+    async with asyncio.timeout(DEADLINE_S), pool.session():
         pass
 
 

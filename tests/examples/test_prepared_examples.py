@@ -43,6 +43,7 @@ def test_rows_become_tasks_with_their_answers(config: Path) -> None:
         assert (task.answer, task.data_source) == ("Town 0", "bridge")
 
 
+@pytest.mark.slow
 def test_its_reference_solutions_get_full_marks(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

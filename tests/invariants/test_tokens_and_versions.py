@@ -31,6 +31,7 @@ from agentrl.types import (
     concat_ids,
 )
 from tests.controller.tiny import TASKS, engine_spec
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import context_of, rollout_spec
 
 PUBLISHES = 100
@@ -134,7 +135,7 @@ def played(model: Path) -> Played:
     try:
         trajectories = asyncio.run(play_on(recording, publisher))
     finally:
-        publisher.join(60)
+        publisher.join(DEADLINE_S)
         engine.close()
     assert recording.published == list(range(1, PUBLISHES + 1))
     assert all(len(t.turns) == 6 for t in trajectories)

@@ -36,16 +36,24 @@ def agentrl(
     """``agentrl WORDS`` in a session of its own, whose output is added to a log; ``sent`` is what
     ``send_itself`` is given there.
     """
-    process = FORKS.Process(target=_command_line, args=([str(word) for word in words], log, sent))
+    # The server has the environment of the test that started it, such as another home, in which Ray
+    # would look for the token of a cluster.
+    given = ([str(word) for word in words], log, sent, dict(os.environ))
+    process = FORKS.Process(target=_command_line, args=given)
     process.start()
     return process
 
 
 def _command_line(
-    words: list[str], log: Path, sent: tuple[signal.Signals, str, int] | None
+    words: list[str],
+    log: Path,
+    sent: tuple[signal.Signals, str, int] | None,
+    environment: dict[str, str],
 ) -> None:
     from agentrl.cli.main import main
 
+    os.environ.clear()
+    os.environ.update(environment)
     os.setsid()
     told = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(told, 1)

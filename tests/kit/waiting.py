@@ -39,10 +39,12 @@ async def until_async(look: Callable[[], T]) -> T:
 def gather(collect: Callable[[float], list[T]], number: int = 1) -> list[T]:
     """The next ``number`` of what ``collect(seconds)`` brings."""
     found: list[T] = []
-    until(
-        lambda: found.extend(collect(1.0)) or len(found) >= number,
-        lambda: f"{len(found)} of {number} came",
-    )
+
+    def came() -> bool:
+        found.extend(collect(1.0))
+        return len(found) >= number
+
+    until(came, lambda: f"{len(found)} of {number} came")
     assert len(found) == number
     return found
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from agentrl.errors import ConfigError
-from agentrl.metrics import JsonlSink, PhaseTimer, Sinks, TensorBoardSink, tokens_per_s
+from agentrl.metrics import JsonlSink, PhaseTimer, tokens_per_s
+from agentrl.metrics.timing import PhaseTimes
 from agentrl.store import JsonlWriter
 
 
@@ -58,108 +56,8 @@ def test_a_float_is_written_to_its_last_digit(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["a"] == 0.1 + 0.2
 
 
-class Lost:
-    """A sink that keeps nothing."""
-
-    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Failing(Lost):
-    """A sink that fails at given steps.
-
-    Args:
-        error: what it raises.
-        steps: at which.
-    """
-
-    def __init__(self, error: BaseException, steps: Sequence[int]) -> None:
-        self._error = error
-        self._steps = steps
-        self.kept: list[int] = []
-
-    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
-        """Keeps the step, or raises."""
-        if step in self._steps:
-            raise self._error
-        self.kept.append(step)
-
-    def close(self) -> None:
-        """Raises."""
-        raise self._error
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit(3)])
-def test_a_sink_that_fails_is_told_once_and_tried_again_at_each_step(
-    error: BaseException, caplog: pytest.LogCaptureFixture
-) -> None:
-    vital, failing, behind = Failing(error, []), Failing(error, [1, 2, 4]), Failing(error, [])
-    told: list[str] = []
-    sinks = Sinks(vital, [failing, behind], told=told.append)
-    for step in range(1, 6):
-        sinks.log(step, {"a": 1.0})
-    assert (vital.kept, failing.kept, behind.kept) == ([1, 2, 3, 4, 5], [3, 5], [1, 2, 3, 4, 5])
-    # it failed at step 1, went on at 3, and failed again at 4
-    assert [record.getMessage() for record in caplog.records] == told
-    assert {record.__dict__["event"] for record in caplog.records} == {"sink_failed"}
-    assert len(told) == 2
-    assert told[0].startswith("Failing failed, and is tried again at each step: ")
-    assert f"{type(error).__name__}: {error}" in told[0]
-
-
-def test_only_the_vital_sink_ends_a_run() -> None:
-    with pytest.raises(OSError, match="no disk"):
-        Sinks(Failing(OSError("no disk"), [1])).log(1, {})
-
-
-def test_a_tensorboard_writer_that_broke_is_opened_again(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = tmp_path / "events"
-    folder.write_text("in its way")  # a folder that cannot be made
-    sinks = Sinks(Lost(), [TensorBoardSink(folder)])
-    sinks.log(1, {"a": 1.0})
-    folder.unlink()
-    sinks.log(2, {"a": 2.0})
-    sinks.close()
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    assert [(point.step, point.value) for point in events.Scalars("a")] == [(2, 2.0)]
-
-
-def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    sinks = Sinks(Lost(), [TensorBoardSink(tmp_path)], verl_names=True)
-    sinks.log(3, {"turns/mean": 2.5}, "grpo")
-    sinks.close()
-
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    (point,) = events.Scalars("grpo/turns/mean")
-    assert (point.step, point.value) == (3, 2.5)
-    assert events.Scalars("grpo/num_turns/mean")[0].value == 5.0
-
-
-def test_a_missing_tensorboard_is_said_with_its_mend(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)  # type: ignore[arg-type]
-
-    with pytest.raises(
-        ConfigError, match=r"metrics.tensorboard needs .* pip install 'tensorboard>=2\.18'"
-    ):
-        TensorBoardSink(tmp_path)
-
-
 def test_seconds_by_phase() -> None:
-    now = iter([0.0, 2.0, 2.0, 5.0, 5.0, 6.0])
+    now = iter([0.0, 0.0, 2.0, 2.0, 5.0, 5.0, 5.0, 6.0, 6.0])
     timer = PhaseTimer(lambda: next(now))
     with timer.phase("rollout"):
         pass
@@ -173,8 +71,41 @@ def test_seconds_by_phase() -> None:
     assert timer.total() == {"rollout": 3.0, "update": 3.0}
 
 
+def test_a_step_has_the_times_of_its_phases() -> None:
+    now = iter([0.0, 1.0, 3.0, 4.0, 9.0, 12.0, 13.0, 15.0, 16.0])
+    told: list[list[PhaseTimes]] = []
+    timer = PhaseTimer(lambda: next(now))
+    with timer.phase("rollout"):
+        pass
+    timer.told = told.append
+    with timer.phase("update"):
+        pass
+    timer.add("wait_store", 2.0)  # measured elsewhere: nobody knows when
+    timer.take_step()
+    with timer.phase("checkpoint"):
+        pass
+    timer.take_step()
+
+    assert told == [
+        [("step", 0.0, 12.0), ("rollout", 1.0, 3.0), ("update", 4.0, 9.0)],
+        [("step", 12.0, 16.0), ("checkpoint", 13.0, 15.0)],
+    ]
+
+
+def test_phases_that_last_are_told_with_their_seconds_so_far() -> None:
+    now = [0.0]
+    timer = PhaseTimer(lambda: now[0])
+    with timer.phase("eval"):
+        now[0] = 2.0
+        with timer.phase("rollout"):
+            now[0] = 5.0
+            assert timer.now() == [{"phase": "eval", "s": 5.0}, {"phase": "rollout", "s": 3.0}]
+        assert timer.now() == [{"phase": "eval", "s": 5.0}]
+    assert timer.now() == []
+
+
 def test_a_phase_that_raises_is_counted() -> None:
-    now = iter([0.0, 2.0])
+    now = iter([0.0, 0.0, 2.0])
     timer = PhaseTimer(lambda: next(now))
     with pytest.raises(ZeroDivisionError), timer.phase("rollout"):
         raise ZeroDivisionError

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.waiting import DEADLINE_S
+
 HERE = Path(__file__).parent
 VERL = HERE / "requirements.txt"
 PEFT = HERE / "peft_requirements.txt"
@@ -84,4 +86,4 @@ def verl(verl_packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
         yield ask
         process.stdin.close()
-        process.wait(60)
+        process.wait(DEADLINE_S)

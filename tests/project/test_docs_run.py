@@ -63,6 +63,7 @@ def runner() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in WITH_PYTHON])
 def test_the_python_of_a_page_runs(
     page: Path, tmp_path: Path, runner: subprocess.Popen[str]

@@ -59,7 +59,6 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     ),
     "viewer/index/text_search.py": ({PATTERN}, "escapes what is looked for"),
     "viewer/template/child.py": ({"json.loads"}, OWN),
-    "viewer/views/run_view.py": ({PATTERN}, "of its own table"),
 }
 
 

@@ -22,6 +22,7 @@ from agentrl.types.user_code.load import PACKAGES
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "agentrl"
 ROLES = {"reward_model"}  # a role bears the name too
+TRACKERS = "tests/metrics/tracker_requirements.txt"
 LINKS = ("tools", "envs", "sandbox", "rollouts")
 EMPTY_WORDS = {"utils", "util", "common", "helpers", "helper", "misc"}
 
@@ -206,6 +207,7 @@ def test_every_import_of_the_package_is_a_declared_dependency() -> None:
     }
     distributions = importlib.metadata.packages_distributions()
     declared.add("pydantic-core")  # pydantic's own half, whose version pydantic pins
+    declared.add("mlflow")  # brought by mlflow-skinny
     declared.add("vllm")  # of the modules that a vLLM server loads in its own environment
 
     undeclared = {
@@ -218,7 +220,7 @@ def test_every_import_of_the_package_is_a_declared_dependency() -> None:
 
 def test_the_pins_meet_the_floors_of_the_package() -> None:
     requirements = [Requirement(text) for text in importlib.metadata.requires("agentrl") or []]
-    pinned = pins("tests/controller/s3_requirements.txt") | pins()
+    pinned = pins("tests/controller/s3_requirements.txt") | pins(TRACKERS) | pins()
 
     unmet = [
         str(item)
@@ -228,10 +230,14 @@ def test_the_pins_meet_the_floors_of_the_package() -> None:
     assert unmet == []
 
 
-def test_the_extra_s3_is_solved_beside_the_pins() -> None:
-    mine, theirs = pins(), pins("tests/controller/s3_requirements.txt")
+S3 = "tests/controller/s3_requirements.txt"
 
-    assert {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]} == set()
+
+@pytest.mark.parametrize(("file", "others"), [(S3, set()), (TRACKERS, {"pillow"})])
+def test_pins_beside_the_environment_are_solved_with_its_own(file: str, others: set[str]) -> None:
+    mine, theirs = pins(), pins(file)
+
+    assert {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]} == others
 
 
 def test_messages_name_the_packages_of_the_extras() -> None:
@@ -257,3 +263,21 @@ def test_nothing_tells_to_install_this_package_by_name() -> None:
         )
     ]
     assert told == []
+
+
+def test_what_only_ends_a_hang_is_one_deadline() -> None:
+    """A busy machine reaches a shorter one, and fails a test that holds nothing about time."""
+    number = r"\d{2,3}(?:\.0)?\)"
+    short = re.compile(
+        rf"asyncio\.timeout\({number}|wait_for\(.*, {number}|collect_groups\(.*\], {number}|"
+        rf"\.(?:join|collect|wait)\({number}|^DEADLINE_S = "
+    )
+    kit = ROOT / "tests" / "kit" / "waiting.py"
+    found = [
+        f"{path.relative_to(ROOT)}:{at}: {line.strip()}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path not in (kit, Path(__file__))
+        for at, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if short.search(line)
+    ]
+    assert found == []

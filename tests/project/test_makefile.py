@@ -111,6 +111,7 @@ def test_all_tests_are_those_of_both_calls_of_pytest(installed: Path) -> None:
         "vllm",
         "agents",
         "s3",
+        "trackers",
         "browser",
         "slow",
         "wide",
@@ -137,7 +138,9 @@ def test_every_target_is_in_the_help() -> None:
         "bench",
         "python",
         "agents",
+        "programs",
         "s3",
+        "trackers",
         "clean",
     ]
 

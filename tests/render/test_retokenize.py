@@ -5,6 +5,7 @@ metrics.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -118,8 +119,12 @@ async def test_an_episode_that_sampled_nothing_has_no_share() -> None:
 async def test_the_step_has_their_means_and_the_restarts() -> None:
     script = [say(call("add", a=1, b=2)), say("ok")]
     one = await play(script, tools=[add], renderer=Merging())
+    # what an environment says of a turn is its own, whatever it is called
+    said = [replace(turn, info={"repairs": 3, "restarts": 3}) for turn in one.turns]
+    one = replace(one, turns=tuple(said))
     two = await play(script, tools=[add], renderer=BytewiseRenderer(rewrites=True))
     metrics = rollout_metrics([TrajectoryGroup(4, TASK, (one, two))])
     assert metrics["mismatch/retok_frac"] == pytest.approx(one.info["retok_frac"] / 2)
     assert metrics["mismatch/template_frac"] == 0.0
-    assert metrics["turns/restarts"] == 0.5
+    assert metrics["turns/restarts"] == metrics["turns/restarts/template"] == 0.5
+    assert not any("repairs" in name for name in metrics)

@@ -213,6 +213,28 @@ def test_an_image_too_long_for_the_processor_is_named(made: Made) -> None:
         made[0].prompt(asked(picture(2010, 10)))
 
 
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [({"min_pixels": 0}, (3, 3)), ({"min_pixels": 0, "max_pixels": 0}, (84, 56))],
+)
+def test_an_image_that_the_settings_cut_to_nothing_is_named(
+    settings: dict[str, int], size: tuple[int, int], tmp_path: Path
+) -> None:
+    write_vision_tokenizer(tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    renderer = RendererSpec(str(tmp_path), chat_template="chatml").build()
+    with pytest.raises(DataError, match=r"image \d+x\d+, .* becomes no token by min_pixels"):
+        renderer.prompt(asked("?", picture(*size)))
+
+
+def test_a_template_that_writes_an_image_twice_is_named(tmp_path: Path) -> None:
+    once = "<|vision_start|><|image_pad|><|vision_end|>"
+    write_vision_tokenizer(tmp_path, template_text("qwen2_5_vl").replace(once, 2 * once))
+    with pytest.raises(DataError, match="writes 2 placeholders for 1 images"):
+        RendererSpec(str(tmp_path)).build().prompt(asked("?", picture()))
+
+
 def test_a_model_that_sees_needs_its_image_processor(tmp_path: Path) -> None:
     write_vision_tokenizer(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()

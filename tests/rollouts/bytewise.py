@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -42,9 +43,7 @@ Part = TypeVar("Part")
 
 def ids(*parts: str | int) -> list[int]:
     """Bytes of the texts, and markers as they are."""
-    return [
-        token for part in parts for token in ([part] if isinstance(part, int) else part.encode())
-    ]
+    return list(chain.from_iterable((p,) if isinstance(p, int) else p.encode() for p in parts))
 
 
 def say(text: str) -> list[int]:
@@ -88,8 +87,8 @@ class BytewiseRenderer:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[Segment, ...]:
         opening = [f"[{tool.name}]" for tool in tools]
-        body = [token for m in messages for token in (MARKERS[m["role"]], *ids(self._text(m)), END)]
-        return (_segment(PROMPT, ids(*opening) + body + [ASSISTANT]),)
+        said = [ids(MARKERS[m["role"]], self._text(m), END) for m in messages]
+        return (_segment(PROMPT, [*ids(*opening), *chain.from_iterable(said), ASSISTANT]),)
 
     def extend(
         self,

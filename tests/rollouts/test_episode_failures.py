@@ -16,6 +16,7 @@ from agentrl.errors import EngineError, RewardError
 from agentrl.rollouts import EpisodeKey, PhaseSemaphores, run_episode
 from agentrl.tools import tool
 from agentrl.types import Action, Message, Observation, StepResult, Task
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import (
     KEY,
     MODEL_VOCAB,
@@ -346,7 +347,7 @@ async def test_a_cancelled_tool_is_cancelled() -> None:
     await running.wait()
     episode.cancel()
     await asyncio.wait([episode])
-    await asyncio.wait_for(ended.wait(), 10)
+    await asyncio.wait_for(ended.wait(), DEADLINE_S)
 
 
 async def test_seconds_of_each_stage_are_kept() -> None:

@@ -18,12 +18,11 @@ from agentrl.rollouts import GroupRequest, StagePermits
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import PythonTool
 from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
-from tests.kit.waiting import gather, until
-from tests.rollouts.bytewise import MODEL_VOCAB, TASK, call, rollout_spec, say, scripted
+from tests.kit.waiting import DEADLINE_S, gather, until
+from tests.rollouts.bytewise import MODEL_VOCAB, TASK, add, call, rollout_spec, say, scripted
 from tests.rollouts.conftest import Open
 
 NEXT: Message = {"role": "user", "content": "go on"}
-DEADLINE_S = 60.0
 
 
 class Noted(Env):
@@ -69,6 +68,48 @@ def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(ope
     assert [(t.id, str(t.status)) for t in outcome.retried] == [("3-0-0", "failed(engine)")]
     assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [("3-0-1", "terminated")]
     assert engine.requests[0].seed == engine.requests[1].seed
+
+
+def test_each_episode_tells_what_it_waits_for(opened: Open) -> None:
+    waits = {name: threading.Event() for name in ("reset", "step", "reward")}
+    went: dict[str, threading.Event] = {name: threading.Event() for name in waits}
+
+    def held(at: str) -> None:
+        went[at].set()
+        assert waits[at].wait(DEADLINE_S)
+
+    class Held(ToolEnv):
+        async def reset(self, *, seed: int) -> Observation:
+            await asyncio.to_thread(held, "reset")
+            return await super().reset(seed=seed)
+
+        async def step(self, action: Action) -> StepResult:
+            if action.tool_calls:
+                await asyncio.to_thread(held, "step")
+            return await super().step(action)
+
+    async def reward(view: EpisodeView) -> float:
+        await asyncio.to_thread(held, "reward")
+        return 1.0
+
+    script = [say(call("add", a=1, b=2)), say("3")]
+    env = EnvSpec(Held, kwargs={"tools": [add], "describe_tools_in_prompt": False})
+    runner = opened(scripted(script), env=env, reward=reward)
+    assert runner.longest() == []
+    runner.submit([GroupRequest(3, TASK, 1)])
+    told = []
+    for at in waits:
+        assert went[at].wait(DEADLINE_S)
+        (now,) = runner.longest()
+        told.append((now["episode"], now["turns"], now["waits_for"]))
+        waits[at].set()
+    assert told == [
+        ("3-0-0", 0, "the environment's reset"),
+        ("3-0-0", 1, "tool add"),
+        ("3-0-0", 2, "the reward"),
+    ]
+    gather(runner.collect)
+    assert runner.longest() == []
 
 
 @pytest.mark.parametrize("phase", ["reset", "reward", "close", "release"])

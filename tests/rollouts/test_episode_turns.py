@@ -277,7 +277,7 @@ async def test_a_rewritten_history_starts_a_sequence_of_its_own() -> None:
     assert [turn.parent for turn in trajectory.turns] == [None, None]
     opening = ids(USER, "short", END, USER, "go", END, ASSISTANT)
     assert laid_out(trajectory)[1] == [("PROMPT", opening), ("POLICY", ids("two", END))]
-    assert trajectory.info["restarts"] == 1
+    assert trajectory.info["restarts"] == {"rewrite": 1}
     assert [sample.owned for sample in trajectory.samples()] == [{0}, {1}]
 
 
@@ -286,7 +286,7 @@ async def test_a_template_that_rewrites_history_starts_a_sequence_each_turn() ->
     trajectory = await play(script, tools=[add], renderer=BytewiseRenderer(rewrites=True))
     assert [turn.parent for turn in trajectory.turns] == [None, None]
     assert laid_out(trajectory)[1][0][0] == "PROMPT"
-    assert trajectory.info["restarts"] == 1
+    assert trajectory.info["restarts"] == {"template": 1}
 
 
 async def test_step_rewards_are_weighted_beside_the_rubric() -> None:

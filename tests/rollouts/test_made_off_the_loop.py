@@ -14,6 +14,7 @@ from agentrl.envs import ENV_THREADS, Env, EnvSpec, ToolEnv, build_env
 from agentrl.rollouts import EpisodeRunner
 from agentrl.tools import TOOL_THREADS, ToolFactory, tool
 from agentrl.types import Action, Observation, StepResult, Task
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import play, rollout_spec, say, scripted
 
 
@@ -29,7 +30,7 @@ class Slow(Env):
         Slow.made_in = threading.current_thread().name
         if begun is not None and go is not None:
             begun.set()
-            go.wait(60)
+            go.wait(DEADLINE_S)
 
     def reset(self, *, seed: int) -> Observation:
         return Observation(({"role": "user", "content": "hi"},), tools=())

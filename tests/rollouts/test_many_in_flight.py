@@ -15,13 +15,12 @@ from agentrl.errors import EngineError
 from agentrl.rollouts import EpisodeRunner, GroupRequest, StagePermits
 from agentrl.tools import tool
 from agentrl.types import Observation, Task
-from tests.kit.waiting import gather
+from tests.kit.waiting import DEADLINE_S, gather
 from tests.rollouts.bytewise import TASK, call, say, scripted
 from tests.rollouts.conftest import Open
 
-DEADLINE_S = 120.0
 
-
+@pytest.mark.slow
 def test_two_thousand_episodes_wait_for_the_engine_at_once(opened: Open) -> None:
     number, waiting, all_there = 2048, 0, asyncio.Event()
 

@@ -23,9 +23,9 @@ from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, make_bat
 from agentrl.sandbox import Limits, SandboxSpec
 from agentrl.sandbox.forkserver.hosts import _servers
 from agentrl.tools import PythonTool
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
-DEADLINE_S = 120.0
 LIMITS = Limits(
     wall_s=30, memory_bytes=64 * 2**20, processes=8, output_bytes=10_000, file_bytes=10**6
 )
@@ -114,6 +114,7 @@ CODE = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CODE)
 def test_what_the_code_did_is_a_result_that_is_rewarded(spec: SandboxSpec, name: str) -> None:
     code, kind = CODE[name]

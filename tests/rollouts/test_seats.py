@@ -22,6 +22,7 @@ from agentrl.rollouts import (
 )
 from agentrl.rollouts.group_scores import with_group_scores
 from agentrl.types import Action, Observation, Seat, StepResult, Task, Trajectory, TrajectoryGroup
+from tests.kit.waiting import DEADLINE_S
 from tests.llm.odd_server import failed, odd_server, said
 from tests.rollouts.bytewise import (
     ASSISTANT,
@@ -331,5 +332,5 @@ async def test_an_episode_of_two_goes_on_from_a_checkpoint_as_if_nothing_had_bee
 
 
 def _collected(runner: EpisodeRunner) -> Any:
-    (outcome,) = runner.collect(20.0)
+    (outcome,) = runner.collect(DEADLINE_S)
     return outcome

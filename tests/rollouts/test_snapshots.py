@@ -29,10 +29,9 @@ from agentrl.sandbox import SandboxSpec
 from agentrl.tools import tool
 from agentrl.tools.builtin.sandbox_tools import PythonTool
 from agentrl.types import Action, Message, Observation, Status, StepResult, Task, Trajectory
-from tests.kit.waiting import until
+from tests.kit.waiting import DEADLINE_S, until
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
-DEADLINE_S = 60.0
 TURNS = 4
 
 

@@ -16,6 +16,7 @@ from agentrl.envs import Env, EnvSpec
 from agentrl.metrics import rollout_metrics
 from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest
 from agentrl.types import Action, GenerateRequest, Message, Observation, StepResult, Task
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import TASK, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}
@@ -57,7 +58,7 @@ async def play() -> AsyncIterator[Play]:
 
         engine = scripted(lambda asked: say(text_of(asked)), latency=latency)
         runners.append(EpisodeRunner(rollout_spec(env=EnvSpec(Hanging)), engine))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             return await runners[-1].run_group(request)
 
     yield run
@@ -139,7 +140,7 @@ async def test_the_greedy_baseline_is_played_to_its_end_and_is_no_rollout_of_the
     runner = EpisodeRunner(rollout_spec(env=EnvSpec(Hanging)), engine)
     try:
         request = GroupRequest(0, TASK, 1, oversample=1, greedy_baseline=True)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             group = (await runner.run_group(request)).group
     finally:
         runner.close()

@@ -13,6 +13,7 @@ from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.tools import tool
 from agentrl.types import Trajectory
 from tests.kit.http import free_port
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import KEY, call, play, say
 from tests.tools.http_service import HttpService, service
 
@@ -24,7 +25,7 @@ def asking(up: HttpService | str, name: str) -> EnvSpec:
 
     def ask() -> str:
         """Ask."""
-        answer = httpx.get(url, timeout=20)
+        answer = httpx.get(url, timeout=DEADLINE_S)
         answer.raise_for_status()
         return answer.text
 

@@ -302,6 +302,7 @@ print(len(tasks), most - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_a_large_parquet_file_is_not_held(tmp_path: Path) -> None:
     import os
@@ -332,6 +333,7 @@ except DataError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_hub_is_downloaded_and_read(tmp_path: Path) -> None:
     (tmp_path / "set" / "data").mkdir(parents=True)
     rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 2?", "answer": "4"}]

@@ -17,7 +17,8 @@ def events(path: Path) -> list[str]:
 
 
 def test_a_run_in_one_process_keeps_the_drivers_log(trained: RunDirectory) -> None:
-    assert [path.name for path in trained.log_folder.iterdir()] == ["driver.jsonl"]
+    names = sorted(path.name for path in trained.log_folder.iterdir())
+    assert names == ["driver.jsonl", "driver.stacks"]
     found = events(trained.log_folder / "driver.jsonl")
     assert {"checkpoint_written", "weights_published"} <= set(found)
 

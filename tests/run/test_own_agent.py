@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.agent_server import AgentProgramSpec
 from agentrl.config.load import load_config
 from agentrl.controller.stage import passes as controller_stage
 from agentrl.engines.torch.engine import TorchEngine
 from agentrl.errors import ConfigError
+from agentrl.run.build import LiveObjects, player_spec
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.types import (
@@ -137,6 +139,25 @@ def test_a_program_stands_in_place_of_an_environment(tmp_path: Path) -> None:
         ConfigError, match=r"env\.system_prompt=.* does nothing with .*env\.agent_command="
     ):
         load_config(path, ["stages.rl.env.system_prompt=hi"])
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ([], (False, False)),
+        (["agent_keys=strict"], (True, False)),
+        (["history=loose"], (False, True)),
+    ],
+)
+def test_a_programs_requests_are_read_as_the_configuration_says(
+    tmp_path: Path, given: list[str], read: tuple[bool, bool]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG, encoding="utf-8")
+    config = load_config(path, [f"stages.rl.env.{setting}" for setting in given])
+    spec = player_spec(config.resolved_stages()[-1], LiveObjects())
+    assert isinstance(spec, AgentProgramSpec)
+    assert (spec.strict_keys, spec.loose_history) == read
 
 
 def test_a_program_that_is_not_there_is_refused_before_a_run_directory_is_made(

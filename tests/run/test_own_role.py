@@ -38,6 +38,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [row for row in metrics(run) if row["stage"] == "rl" and row["step"]]
 
 
+@pytest.mark.slow
 def test_a_role_of_the_users_is_trained_kept_resumed_and_exported(tmp_path: Path) -> None:
     for name, steps in (("whole", 2), ("cut", 1)):
         train(tmp_path, *LAGRANGIAN, "train.offload=all", f"train.steps={steps}", name=name)

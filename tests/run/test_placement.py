@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from agentrl.config import load_config
+from agentrl.config import load_config, to_yaml
 from agentrl.config.sections import PoolConfig
 from agentrl.errors import ConfigError
 from tests.kit.ray_homes import in_home
@@ -20,6 +22,7 @@ from tests.run.test_ppo_run import PPO
 from tests.run.tiny_run import metrics, train
 
 BASE = ["model.path=m", "data.train=t.py:f"]
+WORKERS = "placement.rollout_workers=[2, 16]"
 WITH_CRITIC = [*BASE, "algorithm.name=ppo", "critic.stage=model"]
 SGLANG = [*BASE, "placement.device=cuda", "rollout.engine=sglang", "placement.rollout_workers=2"]
 
@@ -79,6 +82,37 @@ def test_nodes_and_gpus_are_ranks() -> None:
             [*BASE, "placement.mode=inline", "placement.gpus=1"],
             r"placement\.gpus is asked of Ray, which placement\.mode='inline' does not start",
         ),
+        *(
+            (
+                [*BASE, f"placement.rollout_workers={found}"],
+                r"placement\.rollout_workers must be a number of processes, or \[least, most\] of "
+                rf"them with 1 <= least <= most, got {re.escape(found)}; put the smaller first",
+            )
+            for found in ("[4, 2]", "[0, 2]", "[2]", "-1", "[1, 2, 3]", "1.5", "'two'")
+        ),
+        (
+            [*BASE, WORKERS, "placement.mode=inline"],
+            r"placement\.rollout_workers must be 0 with placement\.mode='inline', which starts no "
+            r"process, got \[2, 16\]; set it so, or set placement\.mode=ray",
+        ),
+        (
+            [*BASE, WORKERS, "run.deterministic=true"],
+            r"run\.deterministic needs placement\.rollout_workers=0 .*, got \[2, 16\]; set it, or",
+        ),
+        (
+            [*BASE, WORKERS, "placement.rollout=main"],
+            r"placement\.rollout_workers must be one number with placement\.rollout='main'.*, got "
+            r"\[2, 16\]; set it so, or name a pool of their own",
+        ),
+        (
+            [*BASE, WORKERS, "placement.rollout=p", "placement.pools.p.nodes=2"],
+            r"placement\.rollout_workers must be one number beside placement\.pools\.p\.nodes and "
+            r"placement\.pools\.p\.gpus, which count .*, got \[2, 16\]; set it so, or leave these",
+        ),
+        (
+            [*SGLANG, WORKERS, "rollout.sglang.urls=[http://a:1]"],
+            r"rollout\.sglang\.urls needs placement\.rollout_workers of at most 1 .*, got 16",
+        ),
         # two layouts that cannot share a pool
         (
             [*SGLANG, "placement.rollout=main", "rollout.sglang.tp_size=2"],
@@ -126,6 +160,16 @@ def test_nodes_and_gpus_are_ranks() -> None:
 def test_what_cannot_be_placed_is_refused(settings: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config({}, settings)
+
+
+def test_a_range_of_workers_shares_the_sandboxes_as_the_most_of_them() -> None:
+    settings = [*BASE, WORKERS, "placement.rollout=p", "placement.pools.p.cpus=2"]
+    (stage,) = load_config({}, [*settings, "sandbox.max_running=48"]).resolved_stages()
+    assert (stage.placement.rollout_workers, stage.num_hosts) == ((2, 16), 16)
+    assert stage.sandboxes_a_host == 3
+    assert load_config({}, [*BASE, "placement.rollout_workers=3"]).placement.worker_range == (3, 3)
+    printed = to_yaml(load_config({}, settings))
+    assert load_config(YAML(typ="safe").load(printed)).placement.worker_range == (2, 16)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.config.load import load_config
+from agentrl.config.load import load_config, load_with_origins
 from agentrl.errors import ConfigError
 from agentrl.run.trainer import Trainer
+from agentrl.store import write_json
 from tests.kit.forks import finish
 from tests.run.tiny_run import CONFIG, start
 
@@ -88,6 +89,20 @@ def test_changed_settings_are_what_runs_and_what_is_written(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [row["optim/lr"] for row in rows if row["stage"] == "rl" and "optim/lr" in row]
     assert rates == [1.0e-3, 1.0e-3, *[5.0e-4] * 4]
+
+
+def test_where_settings_were_written_is_that_of_what_runs(run: Path) -> None:
+    config = run.parent / "config.yaml"
+    known = {"stages.warmup.optim.lr": "old.yaml:1:1", "stages.rl.optim.lr": "old.yaml:2:2"}
+    write_json(run / "run.json", {**record(run), "sources": known})
+    loaded = load_with_origins(config, [f"run.dir={run}", "stages.rl.optim.lr=5.0e-4"])
+    with Trainer(loaded) as trainer:
+        trainer.train(resume=True)
+    sources = record(run)["sources"]
+    assert sources["stages.rl.optim.lr"] == "command line: stages.rl.optim.lr=5.0e-4"
+    # finished: it stays as it ran
+    assert sources["stages.warmup.optim.lr"] == "old.yaml:1:1"
+    assert sources["stages.rl.train.steps"].startswith(f"{config}:")
 
 
 def test_steps_given_from_python_are_written_too(run: Path) -> None:

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from tests.kit.forks import agentrl
-from tests.kit.waiting import until
+from tests.kit.waiting import DEADLINE_S, until
 from tests.run.tiny_run import CONFIG, metrics, states
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 240
 SHORT = ("stages.warmup.steps=2",)
 
 Start = Callable[..., "Driver"]
@@ -132,7 +131,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(start: Start) -> None
     assert {"before", "after"} <= summary["eval"]["sums"].keys()
 
 
-@pytest.mark.parametrize("whom", ["driver", "all"])
+@pytest.mark.parametrize("whom", [pytest.param("driver", marks=pytest.mark.wide), "all"])
 def test_a_run_on_ray_prints_no_native_stack(start: Start, whom: str) -> None:
     driver = start(
         "placement.mode=ray",

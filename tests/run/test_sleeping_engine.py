@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from agentrl.store import read_jsonl
 from tests.run.test_ppo_run import PPO
 from tests.run.tiny_run import metrics, train
@@ -11,6 +13,7 @@ from tests.run.tiny_run import metrics, train
 SHORT = ("train.steps=2", "stages.0.steps=1", "rollout.max_turns=1", "checkpoint.every=1")
 
 
+@pytest.mark.slow
 def test_no_number_changes_where_the_engine_sleeps(tmp_path: Path) -> None:
     # while a critic warms up no policy changes: an engine that slept is sent its weights all the
     # same

@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.kit.waiting import DEADLINE_S
 from tests.run.tiny_run import CONFIG
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_while_it_trains(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     task = shutil.copy(Path(__file__).with_name("held_task.py"), tmp_path)
@@ -39,7 +41,7 @@ def test_a_run_is_watched_while_it_trains(tmp_path: Path) -> None:
         assert (row["name"], row["state"]) == ("a", "alive")
         (tmp_path / "go").touch()
         *_, last = process.stdout
-        assert process.wait(60) == 0
+        assert process.wait(DEADLINE_S) == 0
     finally:
         process.kill()
         process.wait()

@@ -65,9 +65,16 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         pytest.param("agentrl.run.trainer:run_stage", 0, id="before_the_first_step"),
         pytest.param(f"{STAGE}.record", 0, id="before_the_first_checkpoint"),
         pytest.param(f"{CHECKPOINTS}.commit", 0, id="during_the_first_checkpoint"),
-        pytest.param(f"{STAGE}.finish", 0, id="before_the_first_stage_is_exported"),
+        pytest.param(
+            f"{STAGE}.finish", 0, id="before_the_first_stage_is_exported", marks=pytest.mark.wide
+        ),
         pytest.param("agentrl.run.trainer:run_stage", 1, id="between_the_stages"),
-        pytest.param(f"{STAGE}.record", 12, id="before_the_first_checkpoint_of_the_second_stage"),
+        pytest.param(
+            f"{STAGE}.record",
+            12,
+            id="before_the_first_checkpoint_of_the_second_stage",
+            marks=pytest.mark.wide,
+        ),
         pytest.param(f"{SERVICE}._enter", 10, id="while_groups_are_played"),
         pytest.param(
             f"{SERVICE}.mark_trained",
@@ -77,8 +84,12 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         ),
         pytest.param(f"{STAGE}.record", 14, id="between_two_checkpoints"),
         pytest.param(f"{CHECKPOINTS}.commit", 7, id="during_a_checkpoint"),
-        pytest.param("agentrl.run.trainer:write_json", 0, id="before_the_summary"),
-        pytest.param("agentrl.store:JsonlWriter.append", 40, id="before_a_line"),
+        pytest.param(
+            "agentrl.run.trainer:write_json", 0, id="before_the_summary", marks=pytest.mark.wide
+        ),
+        pytest.param(
+            "agentrl.store:JsonlWriter.append", 40, id="before_a_line", marks=pytest.mark.wide
+        ),
         pytest.param("agentrl.store:JsonlWriter.append", 75, id="before_a_later_line"),
     ],
 )

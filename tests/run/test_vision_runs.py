@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from agentrl.render import Pixels, prepare_pixels
 from agentrl.store import RunDirectory
+from agentrl.training.vision import pixel_store
 from agentrl.types import Image
 from tests.run.tiny_run import metrics, train
 from tests.tiny_vision import picture, write_qwen_vl
@@ -23,14 +26,17 @@ optim: {{lr: 1.0e-3}}
 rollout: {{max_response_tokens: 64}}
 """
 
-ENGINE = Path(__file__).with_name("seeing_engine.py")
-PLAYED = f"""\
-placement: {{{{mode: inline}}}}
-model: {{{{path: "{{model}}", chat_template: chatml}}}}
-data: {{{{train: "{{data}}", max_prompt_tokens: 64}}}}
-reward: {{{{functions: ["{ENGINE}:short"]}}}}
-rollout: {{{{engine: "{ENGINE}:SeeingEngineSpec", group_size: 4, max_turn_tokens: 16}}}}
-train: {{{{steps: 2, batch_prompts: 2, backend: plain}}}}
+PLAYED = """\
+placement: {{mode: inline}}
+model: {{path: "{model}", chat_template: chatml}}
+data: {{train: "{data}", max_prompt_tokens: 64}}
+reward: {{functions: ["reward.py:varied"]}}
+rollout: {{engine: torch, group_size: 4, max_turn_tokens: 16, context_tokens: 128}}
+train: {{steps: 3, batch_prompts: 2, backend: {backend}, vision: trained}}
+"""
+REWARD = """\
+def varied(episode):
+    return float(sum(map(ord, episode.turns[-1].text)) % 7)
 """
 
 PICTURES = [picture(84, 56, seed=seed) for seed in range(3)]
@@ -76,7 +82,17 @@ def test_pictures_are_imitated(vision: str, model: Path, tmp_path: Path) -> None
     assert any("language_model." in name for name in moved)
 
 
-def test_pictures_that_were_played_are_trained_and_replayed(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["plain", "fsdp2"])
+def test_pictures_that_were_played_are_trained_and_replayed(
+    backend: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[str] = []
+
+    def counted(processor: Any, image: Image) -> Pixels:
+        prepared.append(image.sha256)
+        return prepare_pixels(processor, image)
+
+    monkeypatch.setattr(pixel_store, "prepare_pixels", counted)
     rows = [json.loads(line) for line in write_rows(tmp_path).read_text().splitlines()]
     data = tmp_path / "tasks.jsonl"
     asked = [
@@ -84,9 +100,12 @@ def test_pictures_that_were_played_are_trained_and_replayed(model: Path, tmp_pat
         for number, row in enumerate(rows[:3])
     ]
     data.write_text("".join(json.dumps(row) + "\n" for row in asked))
-    text = PLAYED.format(model=model, data=data)
+    (tmp_path / "reward.py").write_text(REWARD)
+    text = PLAYED.format(model=model, data=data, backend=backend)
     run = train(tmp_path, text=text)
     names = {Image.read(one).sha256 for one in PICTURES}
+    # three steps of two of three pictures, four rollouts each
+    assert sorted(prepared) == sorted(names)
     replayed = train(tmp_path, f"run.replay={run}", text=text, name="replayed")
     for folder in (run, replayed):
         directory = RunDirectory(folder)
@@ -95,3 +114,6 @@ def test_pictures_that_were_played_are_trained_and_replayed(model: Path, tmp_pat
     own, same = ([row["optim/grad_norm"] for row in metrics(one)] for one in (run, replayed))
     assert own == same
     assert min(own) > 0
+    # the tower moves, and the engine sees by what was published
+    for row in metrics(run):
+        assert row["mismatch/logp_abs/max"] < 1e-4

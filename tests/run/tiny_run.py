@@ -102,6 +102,11 @@ def _train(
         trainer.train(resume=resume)
 
 
+def told(run_dir: Path, event: str) -> list[str]:
+    """The messages of an event."""
+    return [row["message"] for row in read_jsonl(run_dir / "events.jsonl") if row["event"] == event]
+
+
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of ``metrics.jsonl`` without what a clock measured; none where there is no file
     yet.

@@ -95,6 +95,7 @@ def suite_as_nobody(checks: list[str] | None) -> tuple[int, list[str], int, list
     return uid, held, num_checks, failed
 
 
+@pytest.mark.slow
 def test_a_user_who_is_not_root_can_use_it(bubblewrap: BackendReport) -> None:
     checks = [
         "ok",

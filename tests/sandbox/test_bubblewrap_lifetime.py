@@ -19,7 +19,7 @@ from agentrl.sandbox.forkserver.local import BubblewrapHost, BubblewrapLauncher
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from benchmarks.sandboxes.machine import descendants, living
-from tests.kit.waiting import is_alive, until
+from tests.kit.waiting import DEADLINE_S, is_alive, until
 
 OWNER = """
 import asyncio, os, sys, time
@@ -68,7 +68,7 @@ def test_no_process_and_no_mount_survives_its_owner(way: str, bubblewrap: Backen
         owner.kill()
         if way == "with its host":
             os.kill(host, signal.SIGKILL)
-        owner.wait(30)
+        owner.wait(DEADLINE_S)
         until(lambda: not any(map(is_alive, processes)))
         assert living(f": {marker}") == []
     finally:

@@ -39,6 +39,7 @@ def above() -> Iterator[tuple[Path, Path]]:
                 path.rmdir()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("with_cgroup", [True, False])
 @pytest.mark.parametrize("backend", ["landlock", "bubblewrap"])
 def test_a_machine_short_of_memory_is_no_fault_of_the_code(

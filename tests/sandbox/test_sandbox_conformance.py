@@ -25,7 +25,7 @@ def name(check: Check) -> str:
     return check.name
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=name)
+@pytest.mark.parametrize("check", wide_but(CHECKS[::6], CHECKS), ids=name)
 async def test_landlock_passes_every_check_of_what_it_claims(
     check: Check, landlock: BackendReport
 ) -> None:
@@ -36,7 +36,7 @@ async def test_landlock_passes_every_check_of_what_it_claims(
     assert [result.detail for result in results if not result.passed] == []
 
 
-@pytest.mark.parametrize("check", SEMANTICS, ids=name)
+@pytest.mark.parametrize("check", wide_but(SEMANTICS[::6], SEMANTICS), ids=name)
 async def test_unsafe_has_the_same_semantics(check: Check) -> None:
     (result,) = await check_sandbox(SandboxSpec("unsafe").build, guarantees=(), only=[check.name])
     assert result.passed, result.detail

@@ -12,6 +12,7 @@ import pytest
 from agentrl.sandbox import BackendReport, Sandbox, SandboxSpec
 from agentrl.sandbox.conformance.sessions import COMETS, PRELUDE, PROGRAMS
 from agentrl.sandbox.sandbox_spec import report_on
+from tests.kit.waiting import DEADLINE_S
 
 RUNS = 60
 RUNS_OF_EVERY_PROGRAM = 12
@@ -54,6 +55,7 @@ async def test_whatever_the_code_does_to_its_interpreter_is_a_result(
     assert (result.status, result.stdout) == ("ok", b"3\n")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "name",
     [
@@ -105,7 +107,7 @@ threading.Thread(target=burn, daemon=True).start()
 
 async def test_an_interpreter_that_was_awake_between_two_runs_is_ended(sandbox: Sandbox) -> None:
     await sandbox.run(PRELUDE + WAKES_ITSELF)
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(DEADLINE_S):
         while "awake" not in await sandbox.list_files():
             await asyncio.sleep(0.01)
     result = await sandbox.run("print('x' in globals())")

@@ -12,6 +12,7 @@ import pytest
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import ExecResult, FileRefusedError, SandboxSpec
 from agentrl.sandbox.permits import FifoSemaphore
+from tests.kit.waiting import DEADLINE_S
 
 ONE = SandboxSpec("unsafe", max_executing=1)
 
@@ -58,7 +59,7 @@ async def test_a_run_behind_another_of_its_own_sandbox_keeps_no_place_from_other
             asyncio.create_task(busy.run("while True: pass", timeout_s=600)) for _ in range(2)
         ]
         await asyncio.wait(hanging, timeout=0.1)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             assert (await other.run("print(1)")).status == "ok"
         for task in hanging:
             task.cancel()
@@ -76,7 +77,7 @@ async def test_a_run_that_is_given_up_while_it_waits_costs_no_place() -> None:
             task.cancel()
         await asyncio.gather(first, waiting, return_exceptions=True)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         assert (await run("print(1)")).status == "ok"
 
 
@@ -90,7 +91,7 @@ async def test_a_run_that_fails_gives_its_place_back() -> None:
         with pytest.raises(SandboxError):
             await task
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         assert (await run("print(1)")).status == "ok"
 
 
@@ -136,7 +137,7 @@ async def test_a_permit_that_comes_while_its_waiter_is_cancelled_goes_on() -> No
     await asyncio.gather(waiter, return_exceptions=True)
 
     assert waiter.cancelled()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await permits.take()
 
 

@@ -16,7 +16,7 @@ from agentrl.sandbox import BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from benchmarks.sandboxes.machine import living
-from tests.kit.waiting import is_alive, until
+from tests.kit.waiting import DEADLINE_S, is_alive, until
 
 OWNER = """
 import asyncio, os, sys, time
@@ -58,7 +58,7 @@ def test_nothing_survives_its_owner(backend: str, way: str, landlock: BackendRep
             owner.stdin.close()
         else:
             owner.send_signal(signal.SIGKILL)
-        owner.wait(60)
+        owner.wait(DEADLINE_S)
         until(lambda: not living(f": {marker}") and not any(map(is_alive, hosts)))
         assert not any(map(os.path.exists, hosts.values())), "a folder was left behind"
     finally:
@@ -136,7 +136,7 @@ async def test_a_run_that_is_given_up_before_its_turn_does_not_take_its_time(
         second.cancel()
         first.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(DEADLINE_S):
             assert (await sandbox.run("print(1)")).stdout == b"1\n"
 
 

@@ -49,6 +49,7 @@ def server(node: cgroups.Node, landlock: BackendReport) -> Iterator[ForkServer]:
     server.close()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("with_cgroup", [True, False])
 async def test_buffers_of_many_processes_end_the_run_and_no_other(

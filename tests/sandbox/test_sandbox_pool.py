@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import BackendReport, SandboxPool, SandboxSpec
-from tests.kit.waiting import until_async
+from tests.kit.waiting import DEADLINE_S, until_async
 
 
 async def test_no_more_than_max_running_are_lent_at_one_time(spec: SandboxSpec) -> None:
@@ -43,7 +43,7 @@ async def test_a_waiter_that_gives_up_does_not_cost_a_permit(spec: SandboxSpec) 
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
     await pool.release(first)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await pool.release(await pool.acquire())
 
 
@@ -134,7 +134,7 @@ async def test_a_sandbox_that_does_not_start_in_time_is_a_retryable_failure_that
     pool = SandboxPool(SandboxSpec("landlock", start_timeout_s=1e-6), max_running=1)
     for _ in range(2):
         with pytest.raises(SandboxError) as failure:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(DEADLINE_S):
                 await pool.acquire()
         assert failure.value.retryable
 
@@ -144,7 +144,7 @@ async def test_a_sandbox_that_is_kept_too_long_is_ended_and_its_place_goes_on(
 ) -> None:
     pool = SandboxPool(spec.replace(max_lifetime_s=0.2), max_running=1)
     forgotten = await pool.acquire()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await pool.release(await pool.acquire())
     assert pool.counts().overdue == 1
     assert "sandbox_overdue" in [vars(record).get("event") for record in caplog.records]

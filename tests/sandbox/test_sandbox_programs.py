@@ -171,6 +171,7 @@ def numpy_folder() -> Iterator[str]:
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_numpy_multiplies_with_the_threads_of_its_blas(
     backend: str, landlock: BackendReport, numpy_folder: str

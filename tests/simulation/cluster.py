@@ -1,5 +1,5 @@
-"""Simulated cluster: rollout workers that are slow, hang, die and lie down with their nodes, behind
-the calls of Ray that ``RayRolloutPool`` makes.
+"""Simulated cluster: rollout workers that are slow, hang, die and lie down with their nodes, and
+nodes that join and are drained, behind the calls of Ray that ``RayRolloutPool`` makes.
 
 A worker plays groups turn by turn, by the weights that it has. Each turn's token says which weights
 made it (``truth``), so that the policy version beside it can be held to that.
@@ -7,7 +7,8 @@ made it (``truth``), so that the policy version beside it can be held to that.
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ import numpy as np
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from agentrl.controller.cluster.rollout_pool import GroupKey, ProcessInfo, group_key
-from agentrl.errors import WeightMismatchError
+from agentrl.errors import StaleWeightsError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, NotResumable, cancelled_outcome
 from agentrl.rollouts.states.snapshots import EpisodeState
 from agentrl.types import (
@@ -37,6 +38,9 @@ from agentrl.weight_sync import WeightsReport
 from tests.simulation.virtual import Process, VirtualTime
 
 LATENCY_S = 0.002
+ROOM = 2
+"""Workers of a node, as it is told; those that a run keeps find room all the same."""
+MOST_NODES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,9 @@ class Faults:
     worker_dies_s: float
     worker_hangs_s: float
     node_lost_s: float
+    ranks_die_s: float
+    node_joins_s: float
+    node_drains_s: float
     driver_dies_s: float
     clock_jumps_s: float
     engine_fails: float
@@ -70,14 +77,22 @@ class Faults:
 class Cluster:
     """Nodes and the workers on them; it outlives drivers, and ends the workers of a dead one."""
 
-    def __init__(self, time: VirtualTime, num_nodes: int, faults: Faults) -> None:
+    def __init__(
+        self, time: VirtualTime, num_nodes: int, faults: Faults, num_kept: int = 1
+    ) -> None:
         self.time = time
+        self.num_kept = num_kept
         self.process = Process(time)
         self.faults = faults
+        self._node_numbers = itertools.count(num_nodes)
         self.nodes = {f"node{n}": True for n in range(num_nodes)}
+        self.drained: dict[str, None] = {}
+        self.counts: Counter[str] = Counter()
         self.workers: list[Worker] = []
         self.is_calm = False
         """Nothing goes wrong any more."""
+        self.has_ranks = True
+        """Whether what is published can be had from the ranks."""
         self.num_faults = 0
         self.newest: Weights | None = None
         """Of the driver: what workers that join late may still be sent."""
@@ -86,7 +101,38 @@ class Cluster:
         """An actor on some node that answers."""
         worker = Worker(self, number, without)
         self.workers.append(worker)
+        self.counts["joined_workers"] += number >= self.num_kept
         return worker
+
+    @property
+    def up(self) -> list[str]:
+        """Nodes that take workers."""
+        return [name for name, up in self.nodes.items() if up and name not in self.drained]
+
+    def look(self) -> tuple[list[str], dict[str, int]]:
+        """As ``drained_nodes_and_room``."""
+        on = Counter(worker.node for worker in self.workers)
+        return list(self.drained), {node: max(0, ROOM - on[node]) for node in self.up}
+
+    def add_node(self) -> None:
+        if len(self.nodes) < MOST_NODES:
+            self.nodes[f"node{next(self._node_numbers)}"] = True
+
+    def drain_node(self) -> None:
+        """A node is about to end, and does so later."""
+        if len(self.up) < 2:
+            return
+        node = self.time.random.choice(self.up)
+        self.drained[node] = None
+        self.counts["drained_nodes"] += 1
+
+        def ends() -> None:
+            del self.nodes[node], self.drained[node]
+            for worker in list(self.workers):
+                if worker.node == node:
+                    worker.die()
+
+        self.time.at(self.time.random.choice((30.0, 120.0)), ends, self.process)
 
     def end_all(self) -> None:
         """The driver is dead, and its workers end by their lifeline."""
@@ -118,17 +164,22 @@ class Cluster:
 
         def hangs() -> None:
             if (worker := some()) is not None:
-                worker.hang(self.time.random.choice((5.0, 40.0, float("inf"))))
+                worker.hang(self.time.random.choice((5.0, 20.0, 40.0, float("inf"))))
 
         self.happens(self.faults.worker_dies_s, dies)
         self.happens(self.faults.worker_hangs_s, hangs)
         self.happens(self.faults.node_lost_s, self.lose_node)
+        self.happens(self.faults.ranks_die_s, self.lose_ranks)
+        self.happens(self.faults.node_joins_s, self.add_node)
+        self.happens(self.faults.node_drains_s, self.drain_node)
+
+    def lose_ranks(self) -> None:
+        self.has_ranks = False
 
     def lose_node(self) -> None:
-        up = [node for node, answers in self.nodes.items() if answers]
-        if len(up) < 2:
+        if len(self.up) < 2:
             return
-        node = self.time.random.choice(up)
+        node = self.time.random.choice(self.up)
         self.nodes[node] = False
         for worker in self.workers:
             if worker.node == node:
@@ -138,6 +189,8 @@ class Cluster:
         lasts = self.time.random.choice((20.0, 120.0, 400.0))
 
         def back() -> None:
+            if node not in self.nodes:
+                return
             self.nodes[node] = True
             for worker in gone:
                 if self.time.random.random() < 0.5:
@@ -232,8 +285,12 @@ class Worker:
         self.time = cluster.time
         self.number = number
         self.process = Process(self.time)
-        up = [n for n, answers in cluster.nodes.items() if answers and n not in without]
+        up = [node for node in cluster.up if node not in without]
         self.node = self.time.random.choice(up) if up else ""
+        wait_s = 0.0
+        if number >= cluster.num_kept and self.time.random.random() < 0.2:
+            # the room that was seen is another's for a while
+            self.node, wait_s = "", self.time.random.choice((10.0, 100.0))
         self.pace = self.time.random.choice((1.0, 1.0, 1.0, 4.0))
         self.cut = not self.node
         self._late: list[Callable[[], None]] = []
@@ -246,7 +303,7 @@ class Worker:
         self._polls: list[Callable[[], None]] = []
         self.fault = ""
         if not self.node:  # it waits for a machine
-            self._seek_node()
+            self.time.at(wait_s, self._seek_node, self.process)
 
     def __getattr__(self, name: str) -> _Method:
         if name.startswith("_"):
@@ -254,8 +311,7 @@ class Worker:
         return _Method(self, name)
 
     def _seek_node(self) -> None:
-        up = [node for node, answers in self.cluster.nodes.items() if answers]
-        if up:
+        if up := self.cluster.up:
             self.node = self.time.random.choice(up)
             self.cut = False
             self.catch_up()
@@ -352,11 +408,15 @@ class Worker:
             self.paused = True
 
         def done() -> None:
-            newest = self.cluster.newest
-            if joins and (newest is None or newest.version != version):
+            gone = not self.cluster.has_ranks or self.cluster.newest is not weights
+            if joins and gone:
                 self._answer(ref, [])
                 return
             self.paused = False
+            if gone:
+                self.fault = "its engine is corrupt"
+                self._raise(ref, StaleWeightsError("a rank died"))
+                return
             fails = not self.cluster.is_calm and (
                 self.time.random.random() < self.cluster.faults.engine_fails
             )
@@ -380,13 +440,15 @@ class Worker:
             outcomes, news = list(self.outcomes), self.news
             self.outcomes.clear()
             self.news = []
-            self._answer(ref, (outcomes, [], news, self.fault))
+            self._answer(ref, (outcomes, [], news, self.fault, {}))
 
         if self.outcomes:
             tell()
         else:
             self._polls.append(tell)
-            self._soon(tell, timeout_s)
+            # A busy worker answers later than it is asked to; and most events would be answers
+            # without an outcome.
+            self._soon(tell, 20 * timeout_s)
 
     def do_episodes(self, ref: Ref, method: str, *args: Any) -> None:
         self._answer(ref, getattr(self, f"play_{method}")(*args))
@@ -433,7 +495,7 @@ class Worker:
             if not episode.turns:
                 return NotResumable()
             return EpisodeState(
-                tuple(episode.turns), {}, StepResult(Observation(())), b"", 0, {}, None
+                tuple(episode.turns), {}, StepResult(Observation(())), b"", {}, {}, None
             )
 
         rollouts = tuple(of(episode) for episode in group.episodes)

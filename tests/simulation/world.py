@@ -22,19 +22,25 @@ from typing import Any
 from agentrl.algorithms import FilterResult
 from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
-from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.checkpoints import Checkpoints, Manifest, newest_step
 from agentrl.controller.checkpoints.checkpointing import Checkpointing
 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutPool
 from agentrl.controller.cluster.ray_runtime import ActorCalls
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.loop import train
-from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.rollout_service import HandOver, RolloutService
 from agentrl.controller.schedule import GroupRecorder
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import EngineError, RunInterruptedError, StoreError
+from agentrl.errors import (
+    EngineError,
+    RankLostError,
+    RunInterruptedError,
+    StoreError,
+    close_after,
+)
 from agentrl.rollouts import KILLS_WORKER, GroupOutcome, GroupRequest
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.rollouts.samplers.settings import UniformSettings
@@ -50,6 +56,8 @@ HORIZON_S = 100_000.0
 """No run takes as long, whatever befalls it: waits have deadlines below."""
 LIFELINE_S = 5.0
 MAX_DRIVERS = 60
+LEAVING = ("worker_left", "worker_replaced", "worker_waits", "worker_stale", "worker_joined")
+"""What is told of a drained node where nothing fails."""
 FAULTY_S = 600.0
 """After so long nothing goes wrong any more, so that the run must end."""
 
@@ -70,11 +78,13 @@ class Scenario:
     Args:
         stage: as configured.
         num_workers, num_nodes: of the cluster.
+        most_workers: where nodes have room.
         faults: what goes wrong.
     """
 
     stage: StageConfig
     num_workers: int
+    most_workers: int
     num_nodes: int
     faults: Faults
 
@@ -103,15 +113,19 @@ class Scenario:
             "worker_dies_s": 30.0,
             "worker_hangs_s": 30.0,
             "node_lost_s": 60.0,
+            "ranks_die_s": 30.0,
+            "node_joins_s": 60.0,
+            "node_drains_s": 60.0,
             "driver_dies_s": 30.0,
             "clock_jumps_s": 60.0,
             "engine_fails": 0.1,
             "episode_fails": 0.1,
         }
         none = {name: never if name.endswith("_s") else 0.0 for name in usual}
-        chosen = rng.sample(sorted(usual), rng.choice((0, 1, 2, 4, 7)))
+        chosen = rng.sample(sorted(usual), rng.choice((0, 1, 1, 1, 2, 4, 10)))
         faults = Faults(**{**none, **{name: usual[name] for name in chosen}})
-        return cls(stage, rng.choice((1, 2, 4)), rng.choice((1, 2, 3)), faults)
+        workers = rng.choice((1, 2, 4))
+        return cls(stage, workers, workers + rng.choice((0, 1, 3)), rng.choice((1, 2, 3)), faults)
 
     def smaller(self) -> Iterator[Scenario]:
         """Scenarios with one thing less."""
@@ -119,6 +133,8 @@ class Scenario:
             none = float("inf") if name.endswith("_s") else 0.0
             if value != none:
                 yield replace(self, faults=replace(self.faults, **{name: none}))
+        if self.most_workers > self.num_workers:
+            yield replace(self, most_workers=self.num_workers)
         if self.num_workers > 1:
             yield replace(self, num_workers=self.num_workers // 2)
         if self.num_nodes > 1:
@@ -148,8 +164,8 @@ class Scenario:
         return (
             f"{self.stage.last_step} steps of {self.stage.train.batch_prompts} groups of "
             f"{rollout.group_size}, max_staleness={rollout.max_staleness}, "
-            f"oversample={rollout.oversample:g}, {self.num_workers} workers on "
-            f"{self.num_nodes} nodes, faults: {', '.join(faults) or 'none'}"
+            f"oversample={rollout.oversample:g}, {self.num_workers} to {self.most_workers} workers "
+            f"on {self.num_nodes} nodes, faults: {', '.join(faults) or 'none'}"
         )
 
 
@@ -295,7 +311,15 @@ class Learner:
         self._until = 0.0
 
     def call(self, method: Any, *args: Any) -> Any:
-        return getattr(self, method.__name__)(*args)
+        self.require()
+        answer = getattr(self, method.__name__)(*args)
+        self.require()
+        return answer
+
+    def require(self) -> None:
+        """The ranks live."""
+        if not self._driver.world.cluster.has_ranks:
+            raise RankLostError("the worker of rank 0 died")
 
     def train(self, groups: Sequence[TrajectoryGroup]) -> None:
         for group in groups:
@@ -354,10 +378,14 @@ class _Recorder(GroupRecorder):
 
     def record_failures(self, incidents: Sequence[Incident]) -> None:
         faults = self._driver.world.scenario.faults
-        means = (faults.worker_dies_s, faults.worker_hangs_s, faults.node_lost_s)
+        means = [faults.worker_dies_s, faults.worker_hangs_s, faults.node_lost_s]
+        # an engine is torn where ranks die while it is sent their weights
+        means.append(faults.ranks_die_s)
         may_be_lost = faults.engine_fails or min(means) < float("inf")
+        leaves = LEAVING if faults.node_drains_s < float("inf") else ()
         for incident in incidents:
-            holds(bool(may_be_lost), f"no worker has a fault, and the run says: {incident}")
+            may_be = may_be_lost or incident.event in leaves
+            holds(bool(may_be), f"no worker has a fault, and the run says: {incident}")
 
     def take_episodes(self, groups: Any, waiting: Any) -> list[Trajectory]:
         return []
@@ -426,6 +454,7 @@ class _Run:
 
     def update(self, batch: _Batch, mini_batch: _Batch) -> Stats:
         self._driver.process.sleep(2.0 * self._driver.world.time.random.random())
+        self._driver.learner.require()
         self._driver.learner.train(batch.groups)
         return Stats()
 
@@ -450,12 +479,16 @@ class _Run:
 class Driver:
     """One process that trains, from its start or a checkpoint to its end or its death."""
 
+    checks: Checks
+    checkpointing: Checkpointing
+    learner: Learner
+    service: RolloutService
+
     def __init__(self, world: World, folder: Path) -> None:
         self.world = world
         self.folder = folder
         self.process = Process(world.time)
         self.stop = StopRequest()
-        self.learner = Learner(self)
         self.recorder = _Recorder(self)
         self.state: TrainState | None = None
         self.ended_by: BaseException | None = None
@@ -483,16 +516,7 @@ class Driver:
         self.is_over = True
 
     def _train(self) -> TrainState:
-        world, stage = self.world, self.world.scenario.stage
-        checkpoints = Checkpoints(self.folder / "checkpoints", keep_last=2)
-        restored = checkpoints.latest()
-        manifest = None if restored is None else restored[1]
-        rollouts = RolloutState(0, (), 0, 0) if manifest is None else manifest.rollouts
-        self.checks = Checks(stage, self.learner, rollouts, world.killers)
-        resumes = (self.folder / "ledger.jsonl").exists()
-        self.ledger = _Ledger(self.folder / "ledger.jsonl", self)
-        if resumes:
-            self.ledger.restore(rollouts.ledger_offset)
+        world = self.world
         cluster = world.cluster
         calls = ActorCalls(
             lambda number: f"rollout worker {number}",
@@ -510,14 +534,44 @@ class Driver:
             start=cluster.start,
             max_restarts=8,
             answer_s=30.0,
+            most=world.scenario.most_workers,
+            look=cluster.look,
             threads=self.process.threads,
         )
         self.pool = pool
+        self._left: HandOver | None = None
         try:
-            pool.setup("a stage")  # type: ignore[arg-type]
-            self.service = RolloutService(
+            while True:
+                cluster.has_ranks = True
+                if self._left is None:
+                    pool.setup("a stage")  # type: ignore[arg-type]
+                try:
+                    return self._attempt(self._left)
+                except RankLostError:
+                    world.counts["restarts"] += 1
+                    self.process.sleep(10.0 * world.time.random.random())
+        finally:
+            pool.close()
+
+    def _attempt(self, left: HandOver | None) -> TrainState:
+        """From a checkpoint to the end, or until ranks are lost."""
+        world, stage = self.world, self.world.scenario.stage
+        checkpoints = Checkpoints(self.folder / "checkpoints", keep_last=2)
+        restored = checkpoints.latest()
+        first = RolloutState(0, (), 0, 0) if restored is None else restored[1].rollouts
+        rollouts = left.state if left and left.state else first
+        self.learner = Learner(self)
+        if hasattr(self, "checks"):
+            world.counts["trajectories"] += self.checks.num_trajectories
+        self.checks = Checks(stage, self.learner, rollouts, world.killers)
+        resumes = (self.folder / "ledger.jsonl").exists()
+        self.ledger = _Ledger(self.folder / "ledger.jsonl", self)
+        try:
+            if resumes:
+                self.ledger.restore(first.ledger_offset)
+            self.service = service = RolloutService(
                 stage,
-                _Watched(pool, self.checks),
+                _Watched(self.pool, self.checks),
                 PromptSampler(TASKS, Uniform(UniformSettings(), TASKS, seed=0, shuffle=False)),
                 self.ledger,
                 rollouts,
@@ -526,37 +580,47 @@ class Driver:
                 recorder=self.recorder,
                 wait_s=20_000.0,
                 stop=self.stop,
+                playing=left.playing if left else {},
+                on_wait=self.learner.require,
                 threads=self.process.threads,
             )
             self.checkpointing = Checkpointing(
                 stage.name,
                 checkpoints,
                 [self.learner],  # type: ignore[list-item]
-                self.service,
+                service,
                 self.recorder,  # type: ignore[arg-type]
             )
             try:
                 state = train(_Run(self, restored))  # type: ignore[arg-type]
                 self.checkpointing.close()
-            finally:
-                self.service.close()
+            except RankLostError as error:
+                close_after(error, self.checkpointing.close, "writing the last checkpoint")
+                self._left = service.hand_over(newest_step(checkpoints.folder))
+                raise
+            except BaseException:
+                service.close()
+                raise
+            service.close()
         finally:
-            pool.close()
             self.ledger.close()
         return state
 
     def _send_weights(self, policy: str, version: int, mode: Any) -> None:
+        self.learner.require()
         weights = Weights(version, self.learner.truth)
         self.learner.truths[version] = weights.truth
         self.world.cluster.newest = weights
         self.pool.update(weights, version, mode)  # type: ignore[arg-type]
+        number = len(self.pool._places.by_number)
+        holds(number <= self.world.scenario.most_workers, f"there are {number} workers")
         serving = [place.number for place in self.pool._places.serving]
         self.checks.published(version, [])
         for number in serving:
             worker: Worker = self.pool._hosts[number].actor
             served = worker.weights
             holds(
-                not worker.process.alive or served == weights,
+                not (worker.process.alive and self.world.cluster.has_ranks) or served == weights,
                 f"worker {number} serves {served} where {weights} is published",
             )
 
@@ -595,7 +659,9 @@ class World:
         self.time = VirtualTime(self.seed)
         own = Scenario.drawn(self.time)
         self.scenario = self.given or own
-        self.cluster = Cluster(self.time, self.scenario.num_nodes, self.scenario.faults)
+        scenario = self.scenario
+        kept = scenario.num_workers
+        self.cluster = Cluster(self.time, scenario.num_nodes, scenario.faults, kept)
         self._truths = 0
         self.driver: Driver
         self.killers: set[int] = set()
@@ -650,7 +716,7 @@ class World:
                 self._check_end(driver)
                 self.counts["events"] = self.time.num_events
                 self.counts["faults"] = self.cluster.num_faults
-                return self.counts
+                return self.counts + self.cluster.counts
             if driver.ended_by is not None:
                 self.counts[type(driver.ended_by).__name__] += 1
                 self._is_a_named_end(driver.ended_by)
@@ -714,6 +780,10 @@ class World:
         holds(driver.state.step == stage.last_step, f"ended at step {driver.state.step}")
         lost = counts["dropped"] // group_size
         holds(wanted - lost <= trained <= wanted, f"{trained} groups are trained of {wanted}")
+        if not stage.rollout.oversample:
+            own = driver.learner.trained | self.killers
+            missing = sorted(set(range(max(own, default=0))) - own)
+            holds(not missing, f"the groups {missing} were issued, and never trained")
         open_ = {to: n for to, n in counts.items() if to in OPEN}
         holds(not open_, f"the ledger ends with {open_}")
         number = trained * group_size

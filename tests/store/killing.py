@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.kit.forks import FORKS
-
-DEADLINE_S = 60.0
+from tests.kit.waiting import DEADLINE_S
 
 
 def killed_writing(

@@ -10,7 +10,8 @@ import pytest
 
 from agentrl.store import Heartbeat, RunDirectory, RunWatch
 from agentrl.store import heartbeat as heartbeat_module
-from agentrl.store.heartbeat import read_heartbeat
+from agentrl.store.heartbeat import read_heartbeat, read_told
+from tests.kit.waiting import DEADLINE_S, until
 
 
 def beats_until(run: RunDirectory, counter: int) -> None:
@@ -91,6 +92,59 @@ def test_a_heartbeat_that_cannot_be_written_is_told_once_and_ends_no_run(
         heartbeat.reach("rl", 1)
     events = [record.event for record in caplog.records if hasattr(record, "event")]
     assert events == ["heartbeat_failed"]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts are asked at once and again."""
+    monkeypatch.setattr(heartbeat_module, "NOW_PERIOD_S", 0.001)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_its_parts_do_is_written_again_and_again(run: RunDirectory) -> None:
+    looks = iter(range(1000))
+
+    def broken() -> object:
+        raise RuntimeError("dictionary changed size")
+
+    with Heartbeat(run) as heartbeat:
+        heartbeat.parts |= {"loop": lambda: next(looks), "odd": broken}
+        until(lambda: (read_told(run.now_path) or {}).get("loop", 0) > 2)
+    left = read_told(run.now_path)
+    assert left is not None
+    assert left["odd"] == {"failed": "RuntimeError('dictionary changed size')"}
+    assert not [one for one in threading.enumerate() if one.name in ("heartbeat", "now")]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_part_that_hangs_holds_up_no_beat(run: RunDirectory) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+    with Heartbeat(run, period_s=0.01) as heartbeat:
+        heartbeat.parts["loop"] = lambda: hangs.set() or goes_on.wait(DEADLINE_S)
+        assert hangs.wait(DEADLINE_S)
+        beats_until(run, 5)
+        goes_on.set()
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_it_does_cannot_be_written_and_that_is_told_once(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.now_path.mkdir()
+    (run.now_path / "file").touch()
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+
+    with Heartbeat(run) as heartbeat:
+        heartbeat.parts["loop"] = look
+        until(lambda: looks > 3)
+    assert read_told(run.now_path) is None
+    (told,) = [one for one in caplog.records if vars(one).get("event") == "heartbeat_failed"]
+    assert "now.json" in told.getMessage()
+    assert RunWatch(run).look().kind == "finished"
 
 
 def _age(path: Path, seconds: float) -> None:

@@ -13,6 +13,7 @@ from benchmarks.viewers.kills import Findings, kill_often, look
 from tests.store.killed_writer import A_STEP, episode, learned
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ FILL = """
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_what_was_written_opens(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

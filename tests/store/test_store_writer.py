@@ -21,7 +21,7 @@ from agentrl.errors import StoreError
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.store.step_files import FramedWriter
 from agentrl.types import RoutingShape, Trajectory
-from tests.kit.waiting import until
+from tests.kit.waiting import DEADLINE_S, until
 
 Make = Callable[..., Trajectory]
 
@@ -177,7 +177,7 @@ class Gate:
 
         def held(files: FramedWriter, record: Mapping[str, Any], arrays: bytes) -> None:
             self.reached.set()
-            assert self._open.wait(60)
+            assert self._open.wait(DEADLINE_S)
             append(files, record, arrays)
 
         monkeypatch.setattr(FramedWriter, "append", held)
@@ -207,11 +207,11 @@ def test_a_full_queue_makes_write_wait_counts_it_and_loses_nothing(
 
         waiting = threading.Thread(target=write_rest)
         waiting.start()
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(DEADLINE_S)
         waiting.join(0.05)
         assert waiting.is_alive()
         gate.open()
-        waiting.join(60)
+        waiting.join(DEADLINE_S)
         assert not waiting.is_alive()
         writer.seal(0)
         writer.flush()
@@ -238,11 +238,11 @@ def test_no_more_than_the_queue_holds_is_in_memory(
 
         writing = threading.Thread(target=write_all)
         writing.start()
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(DEADLINE_S)
         writing.join(0.2)
         assert len(offered) == 4  # three queued or in the thread, and the one that waits
         gate.open()
-        writing.join(60)
+        writing.join(DEADLINE_S)
         writer.flush()
         assert writer.counts.written == 9
 
@@ -277,11 +277,11 @@ def test_an_annotation_waits_for_room_and_is_never_dropped(run: RunDirectory, ga
 
         annotating = threading.Thread(target=annotate_all)
         annotating.start()
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(DEADLINE_S)
         annotating.join(0.2)
         assert len(offered) == 4
         gate.open()
-        annotating.join(60)
+        annotating.join(DEADLINE_S)
         writer.flush()
         assert writer.counts.annotations == 9
         assert writer.counts.wait_s > 0.1

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.kit.waiting import DEADLINE_S
+
 
 class HttpService:
     """Answers each connection by the next of its ``script``, the last of them for ever.
@@ -43,7 +45,7 @@ class HttpService:
     def close(self) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        self._thread.join(30)
+        self._thread.join(DEADLINE_S)
 
 
 @contextmanager

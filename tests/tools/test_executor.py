@@ -16,6 +16,7 @@ from agentrl.errors import SandboxError, ToolError
 from agentrl.tools import TOOL_THREADS, Tool, ToolContext, ToolExecutor, ToolOutput, tool
 from agentrl.tools.parsers import HermesParser, read_completion
 from agentrl.types import CallProblem, ToolCall, ToolResult, ToolSpec
+from tests.kit.waiting import DEADLINE_S
 
 
 def calls(*wanted: tuple[str, Mapping[str, Any]]) -> list[ToolCall]:
@@ -102,7 +103,7 @@ async def test_calls_of_a_turn_run_at_once() -> None:
 
     @tool
     def meet() -> str:
-        barrier.wait(60)  # passes only where all three are inside
+        barrier.wait(DEADLINE_S)  # passes only where all three are inside
         return "met"
 
     assert [r.content for r in await results(ToolExecutor([meet]), *[("meet", {})] * 3)] == [
@@ -285,7 +286,7 @@ async def test_a_sync_tool_that_hangs_is_abandoned_and_counted() -> None:
 
     @tool
     def hang() -> str:
-        release.wait(100)
+        release.wait(DEADLINE_S)
         return ""
 
     executor = ToolExecutor([hang], deadline_s=0.05)

@@ -20,7 +20,7 @@ from agentrl.errors import ConfigError, ToolError, ToolFaultError
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.tools import HermesParser, McpServerSpec, close_shared_tools
 from agentrl.types import Action, Message, Task
-from tests.kit.waiting import is_alive, until_async
+from tests.kit.waiting import DEADLINE_S, is_alive, until_async
 from tests.rollouts.bytewise import call
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
@@ -108,6 +108,7 @@ async def test_what_a_server_asks_of_its_client_is_refused(log: Path, asked: str
     assert "not supported" in str((await said(env, "ask", asked))["content"]).lower()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["die", "hang", "flood", "spam", "bad"])
 async def test_a_server_that_misbehaves_is_ours_sent_once_and_started_again(
     log: Path, name: str, caplog: pytest.LogCaptureFixture
@@ -269,12 +270,12 @@ async def test_one_that_speaks_http(log: Path, shape: str) -> None:
                 await said(env, "spam")
             assert (await env.step(act)).observation.messages[0]["content"] == "5"
         process.kill()
-        process.wait(30)
+        process.wait(DEADLINE_S)
         with pytest.raises(ToolFaultError, match="the MCP server 'demo' failed"):
             await env.step(act)
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(DEADLINE_S)
         assert process.stdout is not None
         process.stdout.close()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from functools import partial
 
 import pytest
 
 from agentrl.tools import BoundedThreads, DeadlineError
+from tests.kit.waiting import DEADLINE_S
 
 WHO = contextvars.ContextVar("WHO", default="nobody")
 
@@ -24,7 +26,7 @@ async def test_no_more_than_the_bound_run_at_once() -> None:
             most = max(most, inside)
             if inside == 2:
                 two_inside.set()
-        release.wait(100)
+        release.wait(DEADLINE_S)
         with lock:
             inside -= 1
 
@@ -40,14 +42,16 @@ async def test_no_call_waits_behind_another_while_threads_are_free() -> None:
     threads = BoundedThreads(2, "pair")
     for _ in range(500):
         told = threading.Event()
-        heard, _ = await asyncio.gather(threads.run(lambda: told.wait(30)), threads.run(told.set))  # noqa: B023
+        heard, _ = await asyncio.gather(
+            threads.run(partial(told.wait, DEADLINE_S)), threads.run(told.set)
+        )
         assert heard
 
 
 async def test_an_abandoned_call_gives_its_place_away() -> None:
     threads, release = BoundedThreads(1, "test"), threading.Event()
     with pytest.raises(DeadlineError):
-        await threads.run(lambda: release.wait(100), deadline_s=0.02)
+        await threads.run(lambda: release.wait(DEADLINE_S), deadline_s=0.02)
 
     assert await threads.run(lambda: "went on") == "went on"
     assert threads.num_abandoned == 1
@@ -59,7 +63,7 @@ async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:
 
     def hold() -> None:
         entered.set()
-        release.wait(100)
+        release.wait(DEADLINE_S)
 
     first = asyncio.create_task(threads.run(hold))
     await asyncio.to_thread(entered.wait, 100)
@@ -82,7 +86,7 @@ async def test_a_call_cancelled_while_it_waits_never_runs() -> None:
 
     def hold() -> None:
         entered.set()
-        release.wait(100)
+        release.wait(DEADLINE_S)
 
     first = asyncio.create_task(threads.run(hold))
     await asyncio.to_thread(entered.wait, 100)
@@ -129,7 +133,7 @@ def test_a_bound_below_one_is_refused() -> None:
 
 async def test_calls_that_wait_start_when_there_are_more_threads() -> None:
     threads, together = BoundedThreads(1, "test"), threading.Barrier(3)
-    tasks = [asyncio.create_task(threads.run(lambda: together.wait(60))) for _ in range(3)]
+    tasks = [asyncio.create_task(threads.run(lambda: together.wait(DEADLINE_S))) for _ in range(3)]
     await asyncio.sleep(0)
     threads.resize(3)
     assert sorted(await asyncio.gather(*tasks)) == [0, 1, 2]
@@ -138,7 +142,7 @@ async def test_calls_that_wait_start_when_there_are_more_threads() -> None:
 async def test_no_more_than_a_smaller_bound_run_at_once_from_then_on() -> None:
     threads, lock, inside, most = BoundedThreads(4, "test"), threading.Lock(), 0, 0
     together = threading.Barrier(4)
-    await asyncio.gather(*(threads.run(lambda: together.wait(60)) for _ in range(4)))
+    await asyncio.gather(*(threads.run(lambda: together.wait(DEADLINE_S)) for _ in range(4)))
 
     def work() -> None:
         nonlocal inside, most

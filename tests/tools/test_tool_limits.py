@@ -106,8 +106,10 @@ async def test_the_rate_holds_over_all_episodes() -> None:
         began.append(time.monotonic())
         return ""
 
+    # what runs late began no earlier for that
+    start = time.monotonic()
     await asyncio.gather(*(run(ToolExecutor([paced]), "paced") for _ in range(6)))
-    assert began[-1] - began[0] >= 5 / 50 - 0.005
+    assert max(began) - start >= 5 / 50 - 0.005
 
 
 async def test_an_episode_may_make_so_many_calls() -> None:

@@ -23,6 +23,7 @@ from agentrl.controller.state import TrainState
 from agentrl.errors import StoreError
 from agentrl.training import ActorSpec, CriticSpec, DistSpec, LearningRole, OptimSpec, join, leave
 from agentrl.training.fsdp import checkpoint, checkpoint_files
+from tests.kit.waiting import DEADLINE_S
 from tests.training.test_no_waits import shard_of
 
 OPTIM = OptimSpec(lr=1e-4)
@@ -164,7 +165,7 @@ def _nothing() -> Iterator[None]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     number, size, port = (int(argument) for argument in sys.argv[1:4])
-    here = DistSpec(rank=number, world_size=size, port=port, timeout_s=60)
+    here = DistSpec(rank=number, world_size=size, port=port, timeout_s=DEADLINE_S)
     {"write": write, "go_on": go_on, "fail": fail, "die": die}[sys.argv[4]](
         sys.argv[5], Path(sys.argv[6]), here
     )

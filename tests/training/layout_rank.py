@@ -284,6 +284,7 @@ def trained(models: Path, own: Layout, ranks: Ranks, folder: Path) -> dict[str, 
         "weights": published,
         "sums agree": sums == actor.checksum(),
         "refused": refused,
+        "next": ranks.update(actor, batch, 30),
         "folder": target,
         "resumed": ranks.update(resumed, batch, 30),
     }

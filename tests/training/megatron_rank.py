@@ -23,6 +23,7 @@ from agentrl.training.parallel.shards import offset
 from agentrl.types import BatchShard, SegmentKind, Stats
 from agentrl.weight_sync import publish_in_process
 from tests.controller.tiny import engine_spec
+from tests.kit.waiting import DEADLINE_S
 from tests.training.cuda_stand_in import cuda_stand_in
 from tests.training.harness import PLAIN, VOCAB, make_actor, make_batch, update_shards
 from tests.weight_sync.reshard_rank import Received
@@ -104,7 +105,7 @@ if __name__ == "__main__":
         for case in sys.argv[4:]:
             model, tp, pp = case.split(":")
             sizes = {"tp": int(tp), "pp": int(pp)}
-            here = DistSpec(rank=rank, world_size=size, port=port, timeout_s=60, **sizes)
+            here = DistSpec(rank=rank, world_size=size, port=port, timeout_s=DEADLINE_S, **sizes)
             result = compute(here, model, Path(model))
             if rank == 0:
                 torch.save(result, Path(model, f"world-{size}-{tp}-{pp}.pt"))

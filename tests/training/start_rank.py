@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from agentrl.algorithms import make_algorithm
 from agentrl.training import ActorSpec, CriticSpec, DistSpec, join, leave
 from agentrl.training.models.folder_weights import FolderWeights
+from tests.kit.waiting import DEADLINE_S
 
 
 def start(role: str, folder: str, place: DistSpec) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def _whole(parameter: torch.Tensor) -> torch.Tensor:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     number, size, port = (int(argument) for argument in sys.argv[1:4])
-    here = DistSpec(rank=number, world_size=size, port=port, timeout_s=60)
+    here = DistSpec(rank=number, world_size=size, port=port, timeout_s=DEADLINE_S)
     names, folders, out = sys.argv[4].split(","), sys.argv[5].split(","), Path(sys.argv[6])
     for place_in_list, (name, path) in enumerate(zip(names, folders, strict=True)):
         torch.save(start(name, path, here), out / f"{place_in_list}-{number}.pt")

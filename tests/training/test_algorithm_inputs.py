@@ -225,6 +225,7 @@ def test_the_entropy_has_a_gradient_where_it_is_asked_for(model_path: str) -> No
 PLAYED = [name for name in ALGORITHMS if ALGORITHMS[name].settings.learns_from == "rollouts"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [name for name in PLAYED if name not in ("echo", "vapo")])
 def test_what_a_tool_said_has_no_gradient(model_path: str, name: str) -> None:
     """No number of a token that is not trained reaches the loss: not its ratio, nor its credit."""

@@ -147,6 +147,7 @@ def assert_equal(found: Mapping[str, Any], expected: Mapping[str, Any], most: fl
         assert one == pytest.approx(other, rel=most, abs=most)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", CASES)
 def test_plain_gives_the_numbers_of_fsdp2_in_float64(
@@ -164,6 +165,7 @@ def test_plain_gives_the_numbers_of_fsdp2_in_float64(
     assert 1e-10 < difference.abs().max() < 1e-4
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", CASES)
 def test_plain_rounds_as_fsdp2_does_in_bfloat16(

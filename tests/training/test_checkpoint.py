@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.errors import StoreError
+from agentrl.errors import CheckpointError, StoreError
 from agentrl.training import OptimSpec
 from agentrl.types import SegmentKind
 from tests.training.harness import make_actor, make_batch, update, write_model
@@ -85,7 +85,7 @@ def test_a_corrupt_checkpoint_is_refused_by_its_file(
     update(actor, make_batch(kind=SegmentKind.TARGET))
     actor.save(tmp_path / "actor")
     name = tear(tmp_path / "actor")
-    with pytest.raises(StoreError, match=rf"{name}.*corrupt; resume from an older checkpoint"):
+    with pytest.raises(CheckpointError, match=rf"{name}.*corrupt; resume from an older checkpoint"):
         actor.load(tmp_path / "actor")
 
 

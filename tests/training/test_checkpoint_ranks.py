@@ -16,6 +16,7 @@ from agentrl.errors import StoreError
 from agentrl.training import DistSpec
 from agentrl.training.fsdp import checkpoint
 from agentrl.types import SegmentKind
+from tests.kit.waiting import DEADLINE_S
 from tests.training.checkpoint_rank import NAMES, roles, take_step, weights
 from tests.training.harness import make_actor, make_batch, update, write_model
 from tests.training.ranks import REPOSITORY, run_ranks
@@ -32,6 +33,7 @@ def resharded(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_two_ranks_four_and_one_take_the_same_step(
     resharded: Path, model_path: str, name: str
@@ -72,7 +74,7 @@ def test_a_checkpoint_is_of_its_step_though_training_goes_on(
     write = checkpoint._write
 
     def late(*args: object, **named: object) -> None:
-        assert go.wait(60)
+        assert go.wait(DEADLINE_S)
         write(*args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpoint, "_write", late)
@@ -127,6 +129,7 @@ def test_what_one_rank_cannot_write_all_tell_at_once(model_path: str, tmp_path: 
     checkpoint.check_whole(tmp_path / "first")
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_the_checkpoint_before(model_path: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", MODULE, "0", "1", "0", "die", model_path, str(tmp_path)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=110)

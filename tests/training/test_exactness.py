@@ -103,6 +103,7 @@ def test_level_auto_beside_an_engine_that_agrees_changes_no_bit(model_path: str)
     assert all(torch.equal(gradient[name], one) for name, one in expected.items())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "sampler", "trainer"),
     [

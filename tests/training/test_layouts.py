@@ -25,7 +25,16 @@ from agentrl.training import DistSpec, join, leave
 from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from tests.tiny_models import SLIDING, write_family
 from tests.training.harness import VOCAB, make_actor, write_model
-from tests.training.layout_rank import BUGS, LAYOUTS, SQUARE, Layout, Ranks, compared, trained
+from tests.training.layout_rank import (
+    BATCHES,
+    BUGS,
+    LAYOUTS,
+    SQUARE,
+    Layout,
+    Ranks,
+    compared,
+    trained,
+)
 from tests.training.ranks import run_ranks
 
 REPOSITORY = Path(__file__).parents[2]
@@ -186,6 +195,8 @@ def test_a_checkpoint_goes_on_in_any_layout(
     actor.load(found["folder"])
     for name, weight in actor.weights():
         assert torch.equal(weight, found["weights"][name]), name
+    step = Ranks(DistSpec()).update(actor, BATCHES["plain"](), 30)
+    assert step == pytest.approx(found["next"], rel=1e-9)
     # and as a folder: what the ranks wrote, and what `agentrl export model` makes of the checkpoint
     export_checkpoint(found["folder"], tmp_path / "exported", dtype="float64")
     for folder in (found["folder"] / "export", tmp_path / "exported"):

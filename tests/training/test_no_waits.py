@@ -130,6 +130,7 @@ def three_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy_model, "_GPU_CHUNK_ELEMENTS", 12 * VOCAB)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("three_chunks")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("backend", ["plain", "fsdp2"])

@@ -14,8 +14,10 @@ from PIL import Image as Pictures
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import load_image_processor, prepare_pixels
 from agentrl.store import RunDirectory
+from agentrl.training.vision import pixel_store
 from agentrl.training.vision.pixel_store import PixelStore
 from agentrl.types import Image
+from tests.kit.waiting import DEADLINE_S
 from tests.tiny_vision import picture, write_vision_tokenizer
 
 WIDE = Image.read(picture(84, 56))
@@ -53,19 +55,33 @@ def test_pixels_are_the_processors_and_are_kept(model: Path, run: Path) -> None:
     assert (first.prepared, second.prepared) == (1, 1)
 
 
+def test_what_is_kept_in_memory_is_bounded_and_read_again(
+    model: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_of(model, run)
+    monkeypatch.setattr(pixel_store, "KEPT_BYTES", store.pixels(WIDE.sha256).patches.nbytes)
+    first = store.pixels(WIDE.sha256)
+    assert store.pixels(WIDE.sha256) is first
+    store.pixels(SMALL.sha256)
+    again = store.pixels(WIDE.sha256)
+    assert again is not first
+    assert (again.patches == first.patches).all()
+    assert store.prepared == 2
+
+
 def test_those_who_need_an_image_at_once_prepare_it_once(model: Path, run: Path) -> None:
     stores = [store_of(model, run) for _ in range(6)]
     together = threading.Barrier(len(stores))
 
     def read(store: PixelStore) -> None:
-        together.wait(60)
+        together.wait(DEADLINE_S)
         store.pixels(WIDE.sha256)
 
     threads = [threading.Thread(target=read, args=(store,)) for store in stores]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE_S)
     assert sum(store.prepared for store in stores) == 1
     assert [store.grid(WIDE.sha256) for store in stores] == [(1, 4, 6)] * len(stores)
 
@@ -89,6 +105,7 @@ def of_pixels(width: int, height: int) -> bytes:
     return encoded.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Image size.*decompression bomb")
 def test_a_hundred_megapixels_are_cut_to_what_the_model_takes(model: Path, run: Path) -> None:
     sha256 = RunDirectory(run).write_blob(of_pixels(10_000, 10_000))

@@ -66,6 +66,7 @@ def two(
     }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["odd", "untied", "half", "moe"])
 def test_two_ranks_start_with_the_weights_of_transformers(
     folders: dict[str, Path], two: dict[str, list[dict[str, Any]]], name: str

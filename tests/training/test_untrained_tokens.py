@@ -117,6 +117,7 @@ def token_gradients(role: Actor | Critic, shard: BatchShard) -> npt.NDArray[np.f
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_token_of_another_kind_has_exactly_no_gradient(

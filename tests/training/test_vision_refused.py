@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from agentrl.algorithms import make_algorithm
 from agentrl.errors import ConfigError, DataError
@@ -17,7 +20,7 @@ from agentrl.training.backends.megatron.support import check_model
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.parallel.process_group import Sharding
-from tests.tiny_vision import write_qwen_vl
+from tests.tiny_vision import FAMILIES, write_qwen_vl
 from tests.training.vision_batch import make_actor, make_case
 from tests.whole_models import load_policy
 
@@ -88,6 +91,30 @@ def test_a_model_of_text_has_no_tower_to_train(model_path: str) -> None:
     assert model_path in str(error.value)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        ("Vision(Transformer.*)?Model", r"(\d+) of its \1 tensors, such as patch_embed\."),
+        ("VisionPatchEmbed", r"\d of its \d\d tensors, such as patch_embed\."),
+    ],
+)
+def test_a_tower_that_no_gradient_reaches_is_frozen_or_refused(
+    layer: str, told: str, family: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_qwen_vl(tmp_path, family=family)
+    load_policy(ModelSpec(str(folder), vision="trained"))
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    (kind,) = (one for name, one in vars(module).items() if re.fullmatch(f"Qwen.*{layer}", name))
+    monkeypatch.setattr(kind, "forward", torch.no_grad()(kind.forward))
+    with pytest.raises(
+        ConfigError, match=rf"no gradient reaches {told}.* leave it frozen"
+    ) as error:
+        load_policy(ModelSpec(str(folder), vision="trained"))
+    assert str(folder) in str(error.value)
+    load_policy(ModelSpec(str(folder)))
+
+
 def test_an_adapter_of_the_tower_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must name layers that can have an adapter, got 'qkv'"):
         make_actor(model, tmp_path, backend="plain", lora=LoraSpec(rank=4, targets=("qkv",)))
@@ -99,14 +126,17 @@ def test_a_processor_of_another_tower_is_refused(model: Path, tmp_path: Path) ->
         load_policy(ModelSpec(str(other)))
 
 
-def test_more_placeholders_than_tokens_are_named(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [1, -1])
+def test_more_or_fewer_placeholders_than_tokens_are_named(
+    more: int, model: Path, tmp_path: Path
+) -> None:
     case = make_case(model, tmp_path)
     batch = case.batch
     media = batch.media.copy()
-    media["num_tokens"][0] += 1
+    media["num_tokens"][0] += more
     shard = case.shard((0,), (0,))
     wrong = replace(shard, batch=replace(batch, media=media).select(shard.samples))
     actor = make_actor(model, tmp_path, backend="plain")
-    name = media["sha256"][0]
-    with pytest.raises(DataError, match=f"image {name} has 7 placeholders .* makes 6 tokens of it"):
+    told = f"image {media['sha256'][0]} has {6 + more} placeholders .* makes 6 tokens of it"
+    with pytest.raises(DataError, match=told):
         actor.logprobs(wrong)

@@ -61,6 +61,7 @@ def moved(gradients: dict[str, torch.Tensor], vision: VisionMode) -> dict[str, t
     }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("vision", "spec"),
     [
@@ -132,6 +133,7 @@ def test_backends_round_alike_in_bfloat16(
         assert gradient.dtype == torch.float32
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("vision", get_args(VisionMode))
 @pytest.mark.parametrize("backend", ["plain", "fsdp2"])
 def test_what_moves_is_kept_under_the_folders_names(

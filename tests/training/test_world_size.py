@@ -60,6 +60,7 @@ def test_loss_and_gradient_do_not_depend_on_the_world_size(
         assert (gradient - two[0]["gradients"][batch][name]).abs().max() < 1e-6, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "filler", "idle"])
 def test_numbers_of_each_token_do_not_depend_on_the_world_size(
     one: Results, two: Results, name: str

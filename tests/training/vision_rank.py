@@ -14,6 +14,7 @@ import torch
 
 from agentrl.training import DistSpec, OptimSpec, leave
 from agentrl.training.vision.vision_tower import VisionMode
+from tests.kit.waiting import DEADLINE_S
 from tests.training.vision_batch import make_actor, make_case, own_gradients
 
 SPLITS: dict[str, Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]] = {
@@ -52,7 +53,7 @@ def run(model: Path, out: Path, place: DistSpec) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     number, size, port = map(int, sys.argv[1:4])
-    here = DistSpec(rank=number, world_size=size, port=port, timeout_s=60)
+    here = DistSpec(rank=number, world_size=size, port=port, timeout_s=DEADLINE_S)
     target = Path(sys.argv[5])
     torch.save(run(Path(sys.argv[4]), target, here), target / f"{number}.pt")
     leave()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl.types.loop_thread import LoopThread
+from tests.kit.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0
 Made = tuple[LoopThread, SimpleQueue[BaseException]]
 
 

@@ -17,11 +17,12 @@ from agentrl.store.jsonl import read_jsonl
 from agentrl.viewer import demo
 from agentrl.viewer.analysis.behaviour import behaviour
 from agentrl.viewer.analysis.blame import Blame, blame, logged_value, trained_tokens
-from agentrl.viewer.analysis.findings import findings
+from agentrl.viewer.analysis.findings import Curves, findings
 from agentrl.viewer.analysis.retokenise import Retokenised, retokenise
 from agentrl.viewer.analysis.side_by_side import group_view
 from agentrl.viewer.analysis.stored_rows import read_episodes
 from agentrl.viewer.demo import unpack_demo
+from agentrl.viewer.runs.metrics_table import MetricsTable
 from agentrl.viewer.template import ChatTemplateText
 from benchmarks.demo.planted import PlantedFault, planted_faults
 
@@ -38,6 +39,14 @@ class Demo:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         return [row for row in read_jsonl(self.run.metrics_path) if row["stage"] == "rl"]
+
+    @property
+    def curves(self) -> Curves:
+        table = MetricsTable(self.run.metrics_path)
+        table.refresh()
+        own = table.stage("rl")
+        series = {name: own.series(name) for name in own.names()}
+        return {name: (one.step, one.value) for name, one in series.items()}
 
     def blame(self, step: int, signal: str) -> Blame:
         tokens = trained_tokens(
@@ -102,8 +111,8 @@ def test_the_mismatched_token_is_first(opened: Demo) -> None:
         link["turn"],
         link["tokens"],
     )
-    (first, *_) = findings(opened.metrics)
-    assert (first.kind, first.link["step"]) == ("mismatch", 9)
+    (first, *_) = findings(opened.curves)
+    assert (first.kind, first.step, first.link["signal"]) == ("spike", 9, "mismatch")
 
 
 def test_the_costly_token_is_first(opened: Demo) -> None:
@@ -112,6 +121,8 @@ def test_the_costly_token_is_first(opened: Demo) -> None:
     (row, *_) = opened.blame(link["step"], "loss").rows
 
     assert (row.id, row.value) == (link["id"], pytest.approx(3.0))
+    second = findings(opened.curves)[1]
+    assert (second.step, second.metrics[0].name) == (11, "policy/loss")
 
 
 def test_the_phrase_that_appears_is_among_the_first_five(opened: Demo) -> None:
@@ -129,9 +140,10 @@ def test_the_phrase_that_appears_is_among_the_first_five(opened: Demo) -> None:
 
 
 def test_the_failing_tool_is_told(opened: Demo) -> None:
-    found = {one.kind: one for one in findings(opened.metrics)}
+    third = findings(opened.curves)[2]
 
-    assert "step 12" in found["tool"].text
+    assert (third.step, third.metrics[0].name) == (12, "tool/python/error_frac")
+    assert len(findings(opened.curves)) == 3
     assert planted("failing tool").link["query"].split()[0] == "step:12"
     errors = [one.num_tool_errors for one in opened.reader.summaries(step=12)]
     assert sum(number or 0 for number in errors) > 20
@@ -172,7 +184,7 @@ def test_the_state_changes(opened: Demo) -> None:
 
 
 def test_the_newest_alert_leads_to_its_episode(opened: Demo) -> None:
-    found = {one.kind: one for one in findings([], read_jsonl(opened.run.events_path))}
+    found = {one.kind: one for one in findings({}, read_jsonl(opened.run.events_path))}
 
     assert found["alert"].link["id"] == planted("alert").link["id"]
 

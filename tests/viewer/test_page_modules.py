@@ -312,15 +312,41 @@ def test_cells_of_one_look_are_joined_and_padded() -> None:
     ]
 
 
-def test_records_differ_in_their_leaves() -> None:
-    records = [
-        {"seed": 1, "git": {"commit": "a", "dirty": False}, "host": "h"},
-        {"seed": 1, "git": {"commit": "b", "dirty": False}},
+def test_a_smoothed_curve_is_the_weighted_mean_of_what_came_before() -> None:
+    made = np.random.default_rng(0)
+    lists = [made.normal(size=made.integers(12)).tolist() for _ in range(30)]
+    cases = [
+        [[None if made.random() < 0.3 else value for value in values], weight]
+        for values in lists
+        for weight in (0.0, 0.5, 0.9)
     ]
+    body = "return given.map(([values, weight]) => m.smoothed(values, weight))"
 
-    assert in_node("lib/records.js", "return m.differences(given)", records) == [
-        {"path": "git.commit", "values": ["a", "b"]},
-        {"path": "host", "values": ["h", None]},
+    for (values, weight), found in zip(cases, in_node("lib/curves.js", body, cases), strict=True):
+        for place, value in enumerate(values):
+            known = [one for one in values[: place + 1] if one is not None]
+            powers = weight ** np.arange(len(known) - 1, -1, -1.0)
+            wanted = None if value is None else pytest.approx((powers * known).sum() / powers.sum())
+            assert found[place] == wanted
+
+
+def test_metrics_are_grouped_by_prefix_and_joined_over_their_places() -> None:
+    body = """
+        const names = ["a/x", "a/y", "alone", "b/x"];
+        const times = { step: [1, 2, 3], time: [30, null, 20], value: [0.1, 0.2, 0.3] };
+        const at = m.ordered(times, "time");
+        return [m.grouped(names, "X"), m.grouped(names, ""), m.unpacked(m.packed(["a b", ",c"])),
+                [at("time"), at("value")],
+                m.joined([{ x: [1, 3], columns: [[5, 6]] }, { x: [2, 3], columns: [[7, 8]] }]),
+                m.positive([1, 0, -2, null])];"""
+
+    assert in_node("lib/curves.js", body) == [
+        [["a", ["a/x"]], ["b", ["b/x"]]],
+        [["a", ["a/x", "a/y"]], ["", ["alone"]], ["b", ["b/x"]]],
+        ["a b", ",c"],
+        [[20, 30], [0.3, 0.1]],
+        {"x": [1, 2, 3], "columns": [[[5, None, 6]], [[None, 7, 8]]]},
+        [1, None, None, None],
     ]
 
 

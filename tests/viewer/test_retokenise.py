@@ -184,7 +184,7 @@ def test_the_template_applied_anew_gives_the_input() -> None:
 
 def test_a_template_that_drops_the_reasoning_of_earlier_turns() -> None:
     text = CHATML_TEMPLATE.replace(
-        "(message.content or '')", "(message.content or '').split('</think>')[-1]"
+        "'\\n' + said(message.content) }}", "'\\n' + said(message.content).split('</think>')[-1] }}"
     )
     assert text != CHATML_TEMPLATE
 

@@ -1,16 +1,13 @@
-"""Views of a group and of a task, and the lines that say where to look."""
+"""Views of a group and of a task."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 
 from agentrl.store import Annotation, TokenArrays
 from agentrl.types import SegmentKind
-from agentrl.viewer.analysis.blame import BlameRow
-from agentrl.viewer.analysis.findings import findings
 from agentrl.viewer.analysis.side_by_side import group_view, task_view
 
 
@@ -141,94 +138,3 @@ def test_a_task_that_nobody_played() -> None:
     assert task_view([]) == {"rows": [], "courses": []}
     (course,) = task_view([row(0, None, policy_version_max=None)])["courses"]
     assert (course["version"], course["ways"], course["first"]) == ([], {}, None)
-
-
-METRICS = [
-    {
-        "step": step,
-        "mismatch/logp_abs/max": 0.5 if step == 7 else 0.001,
-        "reward/mean": 0.2 + 0.05 * step,
-        "turns/mean": 2.0 + 0.01 * (step % 2),
-        "tool/python/error_frac": 0.6 if step == 5 else 0.1,
-        "tool/python/latency_s/p95": 9.0,
-        "group/zero_std_frac": None,
-    }
-    for step in range(12)
-]
-
-
-def test_the_lines_of_an_overview() -> None:
-    events = [
-        {"time": 1.0, "level": "info", "event": "started", "message": "no alert"},
-        {"time": 3.0, "level": "warning", "message": "newest", "trajectory": "1-0-0"},
-        {"time": 2.0, "level": "error", "message": "older", "step": 2},
-    ]
-
-    found = {one.kind: one for one in findings(METRICS, events, {"stale": 3, "no_spread": 16})}
-
-    assert found["mismatch"].text == "too much: largest mismatch 0.5 nats, in step 7"
-    assert found["mismatch"].link == {
-        "page": "blame",
-        "step": 7,
-        "signal": "mismatch",
-        "level": "token",
-    }
-    assert found["alert"].text == "newest of 2 alerts: newest"
-    assert found["alert"].link == {"page": "trajectory", "id": "1-0-0"}
-    assert found["tool"].link["query"] == "tool:python tool_errors>=1 step:5"
-    assert found["dropped"].text == "19 trajectories were not trained, 16 of them for no_spread"
-    assert found["dropped"].link["query"] == 'drop:"no_spread"'
-    assert found["change"].text.startswith("reward/mean went from 0.25 (steps 0..2) to 0.7")
-    assert found["change"].link == {"page": "behaviour", "a": "0..2", "b": "9..11"}
-
-
-def test_a_step_far_from_the_others_leads_to_its_blame() -> None:
-    losses = [0.1, 0.12, 0.09, 0.11, 3.0, 0.1, 0.13, 0.08]
-    rows = [{"step": step, "policy/loss": loss} for step, loss in enumerate(losses)]
-
-    [spike] = [one for one in findings(rows) if one.kind == "spike"]
-
-    # the median of 8 is (0.1 + 0.11) / 2
-    assert spike.text == "policy/loss was 3 in step 4, where 0.105 is usual"
-    assert spike.link == {"page": "blame", "step": 4, "signal": "loss", "level": "token"}
-    calm = [{**row, "policy/loss": 0.1 + row["step"] / 100} for row in rows]
-    assert [one for one in findings(calm) if one.kind == "spike"] == []
-    # few steps, and what is no number, tell nothing
-    assert [one for one in findings(rows[:7]) if one.kind == "spike"] == []
-    assert findings([{**row, "policy/loss": "x"} for row in rows]) == []
-
-
-def test_links_to_a_step_name_the_stage_that_the_rows_have() -> None:
-    rows = [{**row, "stage": "r l", "policy/loss": 9.0 * (row["step"] == 4)} for row in METRICS]
-    event = {"level": "error", "query": "step:3 purpose:train", "step": 3, "stage": "r l"}
-
-    links = {one.kind: one.link for one in findings(rows, [event])}
-
-    assert {links[kind]["stage"] for kind in ("mismatch", "spike", "change")} == {"r l"}
-    assert links["tool"]["query"] == 'tool:python tool_errors>=1 step:5 stage:"r l"'
-    assert links["alert"]["query"] == 'step:3 purpose:train stage:"r l"'
-
-
-def test_one_alert_and_one_reason_are_told_plainly() -> None:
-    event = {"time": 3.0, "level": "warning", "message": "it broke", "step": 1}
-    found = {one.kind: one.text for one in findings([], [event], {"stale": 3})}
-
-    assert found == {"alert": "it broke", "dropped": "3 trajectories were not trained: stale"}
-
-
-def test_the_worst_mismatch_leads_to_its_token() -> None:
-    worst = BlameRow("4-1-0", 1, 33, 0.01, 0.9, text=" the")
-
-    (first, *_) = findings(METRICS, worst_token=lambda step: worst if step == 7 else None)
-
-    assert first.text.endswith("in step 7, token ' the' of 4-1-0")
-    assert (first.link["id"], first.link["tokens"]) == ("4-1-0", "33-33")
-
-
-def test_a_run_without_numbers_has_no_lines() -> None:
-    assert findings([]) == []
-
-
-@pytest.mark.parametrize("value", [float("nan"), None, "high"])
-def test_what_is_no_number_is_passed_over(value: object) -> None:
-    assert findings([{"step": 1, "mismatch/logp_abs/max": value}]) == []

@@ -47,6 +47,7 @@ def test_the_extensions_of_chat_templates() -> None:
     assert render(text) == "1970"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("hostile", "told"),
     [

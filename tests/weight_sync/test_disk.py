@@ -16,7 +16,7 @@ from safetensors.torch import load
 
 from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, EngineError, StoreError
 from agentrl.store.remote_folder import RemoteFolder
 from agentrl.weight_sync import DiskSender, batches
 from tests.controller.remote import s3_bucket
@@ -47,6 +47,7 @@ class Mounted:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.asked: list[str] = []
+        self.finds_nothing = False
         self.tensors: dict[str, torch.Tensor] = {}
         self.routes = FakeServer(update_weights_from_disk=self.load).routes
         self.sick: list[bool] = []
@@ -55,6 +56,9 @@ class Mounted:
     def load(self, handler: Any) -> None:
         path = json.loads(handler.body)["model_path"]
         self.asked.append(path)
+        if self.finds_nothing:
+            says(b"no such folder", 400)(handler)
+            return
         fs, root = fsspec.url_to_fs(path.replace(MOUNT, self.folder))
         fs.invalidate_cache()
         files = {name.rpartition("/")[2]: fs.cat_file(name) for name in fs.find(root)}
@@ -141,6 +145,15 @@ def test_a_torn_upload_serves_nobody_and_the_next_replaces_it(
     publish(engine, 2, 3, 3, 3, 3)
     assert server.tensors[NORM].tolist() == [3] * 4
     assert versions(folder) == ["version-000002"]
+
+
+@pytest.mark.parametrize("folder", ["memory://late/weights"])
+def test_a_mount_that_does_not_show_what_was_written_is_named(
+    engine: SGLangEngine, server: Mounted
+) -> None:
+    server.finds_nothing = True
+    with pytest.raises(EngineError, match=r"no such folder.* weights_mount must show at once"):
+        publish(engine, 1, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("folder", ["memory://gone/weights"])

@@ -21,7 +21,9 @@ from tests.weight_sync.shard_memory_rank import BATCH_BYTES, SHAPES
 MODEL_BYTES = 4 * sum(map(math.prod, SHAPES.values()))
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.wide)]
+)
 def test_each_rank_writes_its_own_part_and_the_server_reads_all(size: int, tmp_path: Path) -> None:
     run_ranks("tests.weight_sync.shard_memory_rank", size, str(tmp_path))
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(size)]

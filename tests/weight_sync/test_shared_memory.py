@@ -93,6 +93,7 @@ def publish(engine: Any, version: int, tensors: dict[str, torch.Tensor], names: 
     engine.resume()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("batch_bytes", [batches.BATCH_BYTES, 2048, 64])
 @pytest.mark.parametrize("order", [1, -1])
 def test_each_rank_holds_its_part_under_the_servers_names(

@@ -1,8 +1,6 @@
-"""API error: an HTTP error in OpenAI's shape."""
+"""API error: an HTTP error, which each dialect writes in its own shape."""
 
 from __future__ import annotations
-
-from typing import Any
 
 
 class PolicyApiError(Exception):
@@ -18,11 +16,6 @@ class PolicyApiError(Exception):
         super().__init__(message)
         self.status = status
         self.code = code
-
-    def body(self) -> dict[str, Any]:
-        """The error in OpenAI's shape."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
 def bad_request(message: str) -> PolicyApiError:

@@ -7,15 +7,14 @@ https://platform.openai.com/docs/api-reference/responses-streaming.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
-from agentrl.agent_server.api.chat_request import (
+from agentrl.agent_server.api.dialect import Answer, Asked, sse_event
+from agentrl.agent_server.api.request import (
     ChatRequest,
     given_keys,
     listed,
@@ -46,58 +45,6 @@ _ECHOED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ResponseRequest:
-    """A request by way of the Responses API.
-
-    Args:
-        chat: the same request as a chat completion.
-        thread: the conversation without ``instructions``, which hold for one response only.
-        echoed: the keys that the response repeats.
-    """
-
-    chat: ChatRequest
-    thread: tuple[Message, ...]
-    echoed: Mapping[str, Any]
-
-
-def parse_response_request(
-    body: Mapping[str, Any], threads: Mapping[str, tuple[Message, ...]]
-) -> ResponseRequest:
-    """Parses the JSON of a request.
-
-    Args:
-        body: the JSON object.
-        threads: the conversations up to earlier responses, by their ids.
-
-    Raises:
-        PolicyApiError: 400, with the key, the rule and the value found.
-        WireFault: an item or tool has none of OpenAI's forms.
-    """
-    given, ignored = given_keys(body, _TAKEN)
-    text = given.get("text", {})
-    if not isinstance(text, Mapping):
-        raise bad_request(f"text must be an object, got {text!r}")
-    if unknown := text.keys() - {"format", "verbosity"}:
-        raise bad_request(f"text.{min(unknown)} is not supported here; leave it out")
-    if text.get("verbosity") is not None:
-        ignored["verbosity"] = text["verbosity"]
-    include = listed(given, "include")
-    if unserved := [name for name in include if name != _LOGPROBS]:
-        ignored["include"] = unserved
-    thread = _thread(given, threads)
-    chat = request_of(
-        given,
-        parse_tool=tool_from_item,
-        text_format=text.get("format"),
-        messages=(*_instructions(given), *thread),
-        max_tokens=whole_number("max_output_tokens", given.get("max_output_tokens")),
-        ignored=ignored,
-        logprobs=_LOGPROBS in include,
-    )
-    return ResponseRequest(chat, thread, {name: given[name] for name in given if name in _ECHOED})
-
-
 def _thread(
     given: Mapping[str, Any], threads: Mapping[str, tuple[Message, ...]]
 ) -> tuple[Message, ...]:
@@ -114,12 +61,7 @@ def _thread(
         earlier = threads[str(previous)]
     said = given.get("input", [])
     items = [{"role": "user", "content": said}] if isinstance(said, str) else listed(given, "input")
-    thread = (*earlier, *from_items(items, "input"))
-    if not thread or thread[-1]["role"] == "assistant":
-        raise bad_request(
-            "input must end with what the assistant is to answer, such as a message of the user"
-        )
-    return thread
+    return (*earlier, *from_items(items, "input"))
 
 
 def _instructions(given: Mapping[str, Any]) -> tuple[Message, ...]:
@@ -138,41 +80,57 @@ _TEXTS = {
 """An item of text by its type: the beginning of its id, what makes it, and its events' type."""
 
 
-class ResponseAnswer:
+class ResponseAnswer(Answer):
     """Writes the answer to one request.
 
     The last event is ``response.completed`` or ``response.incomplete``. A turn that fails after its
     stream has started ends with an ``error`` event. A streamed message stays open to the end,
     because its text may continue after a call.
 
-    Args:
-        body: the request's JSON object.
-        threads: the conversations up to earlier responses, by their ids; ``record`` adds to them.
-
     Attributes:
-        chat: the same request as a chat completion.
-
-    Raises:
-        PolicyApiError, WireFault: see ``parse_response_request``.
+        id: of the response.
+        thread: the conversation without ``instructions``, which hold for one response only.
     """
 
-    def __init__(
-        self, body: Mapping[str, Any], threads: MutableMapping[str, tuple[Message, ...]]
-    ) -> None:
-        self._request = parse_response_request(body, threads)
-        self.chat = self._request.chat
-        self._threads = threads
+    path = "responses"
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
         # the ids of the response and its items contain it
         self._name = uuid.uuid4().hex
+        self.id = f"resp_{self._name}"
         self._created = int(time.time())
+        echoed = asked.body.keys() & _ECHOED
+        self._echoed = {name: asked.body[name] for name in echoed if asked.body[name] is not None}
         self._numbers = itertools.count()
         # The streamed items so far, and the index of each whose text may go on, by its type.
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, int] = {}
 
+    def _parse(self, asked: Asked) -> ChatRequest:
+        given, ignored = given_keys(asked.body, _TAKEN, strict=asked.strict)
+        text = given.get("text", {})
+        if not isinstance(text, Mapping):
+            raise bad_request(f"text must be an object, got {text!r}")
+        ignored |= given_keys(text, frozenset({"format"}), strict=asked.strict)[1]
+        include = listed(given, "include")
+        if unserved := [name for name in include if name != _LOGPROBS]:
+            ignored["include"] = unserved
+        self.thread = _thread(given, asked.threads)
+        return request_of(
+            given,
+            ignored,
+            strict=asked.strict,
+            parse_tool=tool_from_item,
+            text_format=text.get("format"),
+            messages=(*_instructions(given), *self.thread),
+            max_tokens=whole_number("max_output_tokens", given.get("max_output_tokens")),
+            logprobs=_LOGPROBS in include,
+        )
+
     def record(self, turn: TurnResult) -> None:
-        """Adds the conversation that this response ends, without instructions."""
-        self._threads[f"resp_{self._name}"] = (*self._request.thread, turn.action.message)
+        """Keeps the conversation that this response ends, without instructions."""
+        self.asked.threads[self.id] = (*self.thread, turn.action.message)
 
     def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
         """The whole answer: the ``response`` object."""
@@ -216,7 +174,7 @@ class ResponseAnswer:
     def failure(self, error: PolicyApiError) -> str:
         """The event that ends a turn which failed after its stream had started."""
         return self._event(
-            "error", code=error.code, message=str(error), param=None, error=error.body()["error"]
+            "error", code=error.code, message=str(error), param=None, **self.error_body(error)
         )
 
     def _text(self, kind: str, text: str, **more: Any) -> Iterator[str]:
@@ -258,9 +216,7 @@ class ResponseAnswer:
         return {"item_id": self._items[index]["id"], "output_index": index}
 
     def _event(self, kind: str, **body: Any) -> str:
-        data = {"type": kind, "sequence_number": next(self._numbers), **body}
-        # in ASCII: some clients end a line at U+2028
-        return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+        return sse_event({"type": kind, "sequence_number": next(self._numbers), **body})
 
     def _response(self, turn: TurnResult, items: list[dict[str, Any]]) -> dict[str, Any]:
         incomplete = turn.action.finish_reason == "length"
@@ -271,7 +227,7 @@ class ResponseAnswer:
 
     def _head(self, status: str) -> dict[str, Any]:
         return {
-            "id": f"resp_{self._name}",
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -284,7 +240,7 @@ class ResponseAnswer:
             "tools": [],
             "text": {"format": {"type": "text"}},
             "usage": None,
-            **self._request.echoed,
+            **self._echoed,
         }
 
 

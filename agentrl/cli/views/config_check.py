@@ -23,6 +23,7 @@ from agentrl.run.build import (
     task_sampler,
 )
 from agentrl.run.data.datasets import DataSet, bind_named
+from agentrl.run.lifetime.outlets import check_outlets
 from agentrl.run.rehearsal.episodes import Rehearsed, hostile_faults, rehearse
 from agentrl.run.rehearsal.prompt_lengths import (
     Lengths,
@@ -56,6 +57,7 @@ def check_config(config: RunConfig, num_tasks: int) -> list[str]:
         AgentRLError: a fault of the configuration, its code or data, a service or the machine.
     """
     _check_model(config)
+    check_outlets(config, config.resolved_stages())
     print("configuration: ok")
     faults: list[str] = []
     with tokenizer_folder(config) as folder:

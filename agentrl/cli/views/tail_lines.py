@@ -23,6 +23,7 @@ _NUMBERS = {
     "mismatch/logp_abs/mean": "mismatch",
     "optim/grad_norm": "grad norm",
     "time/step_s": "seconds",
+    "gpu/peak_gib/max": "GPU GiB",
 }
 """Metrics of a step's line, with their short names."""
 
@@ -92,7 +93,7 @@ class RunTail(Closing):
             if record.get("level") in ("warning", "error") and not event_fault(record)
         ]
         yield from self._few("alert", alerts, first)
-        yield from self._few("step", steps, first)
+        yield from self._few("step", list(steps), first)
         for text in (*self._events.damage, *self._metrics.damage):
             if text not in self._told:
                 self._told.add(text)

@@ -7,8 +7,18 @@ from agentrl.controller.checkpoints.checkpoint_copies import CheckpointCopies
 from agentrl.controller.checkpoints.stage_checkpoints import (
     Checkpoints,
     Manifest,
-    step_of,
+    newest_step,
+    set_aside,
+    set_unreadable_aside,
     whole_checkpoints,
 )
 
-__all__ = ["CheckpointCopies", "Checkpoints", "Manifest", "step_of", "whole_checkpoints"]
+__all__ = [
+    "CheckpointCopies",
+    "Checkpoints",
+    "Manifest",
+    "newest_step",
+    "set_aside",
+    "set_unreadable_aside",
+    "whole_checkpoints",
+]

@@ -79,6 +79,29 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.glob(f"step=*/{MANIFEST}"))
 
 
+def newest_step(folder: Path) -> int:
+    """That of a stage's newest checkpoint; 0 without one."""
+    return max(map(step_of, whole_checkpoints(folder)), default=0)
+
+
+def set_unreadable_aside(folder: Path) -> list[str]:
+    """Newest checkpoints of a stage that cannot be read are none any more, so that the one before
+    is the newest; what is wrong with each."""
+    found: list[str] = []
+    while True:
+        try:
+            Checkpoints(folder, keep_last=0).latest()
+            return found
+        except (DataError, StoreError) as error:
+            set_aside(whole_checkpoints(folder)[-1])
+            found.append(str(error))
+
+
+def set_aside(checkpoint: Path) -> None:
+    """The folder is no checkpoint any more; its files stay until the next one is kept."""
+    (checkpoint / MANIFEST).rename(checkpoint / f"unreadable.{MANIFEST}")
+
+
 def step_of(checkpoint: Path) -> int:
     """The step after which a checkpoint was made."""
     return int(checkpoint.name.partition(".")[0].removeprefix("step="))

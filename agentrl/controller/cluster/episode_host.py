@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from agentrl.engines import (
 )
 from agentrl.engines.probe import ProbeNoise
 from agentrl.errors import ConfigError
+from agentrl.metrics.memory import rss_gib
 from agentrl.rollouts import (
     EpisodeRunner,
     GroupOutcome,
@@ -119,6 +120,10 @@ class EpisodeHost:
 
     def take_failures(self) -> list[Incident]:
         return [] if self.engine is None else [*self.engine.take_notices()]
+
+    def now(self) -> dict[str, Any]:
+        longest = [] if self._runner is None else self._runner.longest()
+        return {"gib": rss_gib(), "episodes": longest}
 
     def fault(self) -> str:
         """Why the engine answers nothing any more; empty for a sound one."""

@@ -1,5 +1,5 @@
 """Host calls: calls of episode hosts in Ray actors that are under way, and questions to their
-nodes; the answers come into one queue.
+nodes and to the cluster; the answers come into one queue.
 
 - Each call has a deadline of its own. A worker that lets one pass has failed.
 - A worker gets its orders one after the other, so that none overtakes the one before.
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,16 +37,22 @@ class Host:
     Attributes:
         info: where it runs, once it has told.
         orders: each begins a call; the first of them is under way.
+        told, told_at: what it told last of what it does, and when by ``time.monotonic``; before
+            that when it was given its place.
     """
 
     place: Place
     actor: Any
     info: ProcessInfo | None = None
     orders: deque[Callable[[], None]] = field(default_factory=deque)
+    told: Mapping[str, Any] = field(default_factory=dict)
+    told_at: float = field(default_factory=time.monotonic)
 
 
 Take: TypeAlias = Callable[[Host, Any], object]
 """Is given a host's answer."""
+LookAtCluster: TypeAlias = Callable[[], tuple[Collection[str], Mapping[str, int]]]
+"""Tells the nodes that are drained, and for how many workers more each node has room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +84,7 @@ class HostCalls:
         answer_s: seconds in which a worker answers a call that costs it no work. After half of them
             it is late.
         reserved: where the first workers were started, which Ray may move; None for ranks.
+        look: at the cluster; None for ranks.
         threads: what its waits go by.
     """
 
@@ -87,6 +96,7 @@ class HostCalls:
         *,
         answer_s: float,
         reserved: Reservation | None,
+        look: LookAtCluster | None,
         threads: Threads,
     ) -> None:
         self.answer_s = answer_s
@@ -94,6 +104,8 @@ class HostCalls:
         self._places = places
         self._on_raised = on_raised
         self._reserved = reserved
+        self._look = look
+        self._looker: threading.Thread | None = None
         self._under_way: dict[_Call, None] = {}  # in their order
         self._asked_nodes: set[str] = set()
         self._next_look = self._next_ask = 0.0
@@ -149,18 +161,35 @@ class HostCalls:
 
         def ask() -> None:
             answers = self._actors.node_answers(node)
-            # Ray moves what was reserved on a machine that it has given up
-            moved = self._reserved is not None and self._reserved.has_moved()
-            self._inbox.put(partial(self._take_node, node, answers, moved))
+            self._inbox.put(partial(self._take_node, node, answers, self._has_moved()))
 
         # A node out of reach takes seconds to ask, and a second question would learn no more.
         if node not in self._asked_nodes:
             self._asked_nodes.add(node)
             self._threads.begin(ask, "node")
 
+    def _look_at_cluster(self, look: LookAtCluster) -> None:
+        """Asks Ray, in a thread of its own, one at a time."""
+
+        def ask() -> None:
+            drained, room = look()
+            self._inbox.put(partial(self._take_cluster, drained, room, self._has_moved()))
+
+        if self._looker is None or not self._looker.is_alive():
+            self._looker = self._threads.begin(ask, "cluster")
+
+    def _has_moved(self) -> bool:
+        """Whether Ray has moved what was reserved on a machine that it has given up."""
+        return self._reserved is not None and self._reserved.has_moved()
+
     def forget(self, host: Host) -> None:
         """A host was given up."""
         self._under_way = {call: None for call in self._under_way if call.host is not host}
+
+    def end(self, within_s: float) -> None:
+        """Nobody asks any more: waits for who looks at the cluster, since Ray may end next."""
+        if self._looker is not None:
+            self._looker.join(within_s)
 
     def forget_all(self) -> None:
         """What is under way concerns nobody any more."""
@@ -196,6 +225,8 @@ class HostCalls:
             self._next_ask = now + NODE_ANSWER_S
             for node in sorted(self._places.lost_nodes):
                 self.ask_node(node)
+            if self._look is not None:
+                self._look_at_cluster(self._look)
         self._next_look = now + min(_LOOK_S, self.answer_s / 8)
 
     def _take(self, call: _Call, done: Future[Any]) -> None:
@@ -212,5 +243,10 @@ class HostCalls:
     def _take_node(self, node: str, answers: bool, moved: bool) -> None:
         self._asked_nodes.discard(node)
         self._places.node_told(node, answers=answers)
+        if moved:
+            self._places.room_found()
+
+    def _take_cluster(self, drained: Collection[str], room: Mapping[str, int], moved: bool) -> None:
+        self._places.cluster_seen(drained, room)
         if moved:
             self._places.room_found()

@@ -9,6 +9,9 @@ serving, suspect while a call is overdue, and dead at its end. Another worker th
 - What a dead worker played is played again by others, as the next attempt, but for the rollouts
 that had finished. A group that was in flight at two deaths is played alone; a third one drops it.
 - The workers of a node that does not answer are one loss, and none is started there meanwhile.
+- The first workers are kept: each is started again under its number. Others join where nodes have
+room, and are gone when they end.
+- A worker leaves a node that is drained. Its groups go on in others from their saved turns.
 """
 
 from __future__ import annotations
@@ -42,10 +45,12 @@ class Place:
     Attributes:
         number: of the worker.
         is_told: whether a person is told of its states: it came after another, or was late.
-        state: dead ones are in no mapping any more.
+        state: one that leaves gets no groups, and tells how its own stand; dead ones are in no
+            mapping any more.
         node: where it runs; empty until it has told.
         version: of the weights that it was verified to serve; None before any.
         is_sent: whether it is being sent the weights published last.
+        waits: whether no machine has taken it, so that nobody waits for it.
         fault: why it is to be given up, once its node has been asked.
         groups: what it plays.
         ended: of its groups, the attempts that ended.
@@ -53,10 +58,11 @@ class Place:
 
     number: int
     is_told: bool = False
-    state: Literal["starting", "stale", "serving", "suspect", "dead"] = "starting"
+    state: Literal["starting", "stale", "serving", "suspect", "leaving", "dead"] = "starting"
     node: str = ""
     version: int | None = None
     is_sent: bool = False
+    waits: bool = False
     fault: WorkerFault | None = None
     groups: dict[GroupKey, GroupRequest] = field(default_factory=dict)
     ended: dict[GroupKey, list[Trajectory]] = field(default_factory=dict)
@@ -74,10 +80,12 @@ class WorkerFault:
     Args:
         error: what was raised, or that it died or is silent.
         by_groups: whether a group that it played may have caused it.
+        counts: whether it is one of the losses that a run bears so many of.
     """
 
     error: BaseException
     by_groups: bool = True
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,13 @@ class Order:
     place: Place
     method: Literal["submit", "cancel"]
     groups: Sequence[GroupRequest] | Sequence[GroupKey]
+
+
+@dataclass(frozen=True, slots=True)
+class AskGroups:
+    """A worker that leaves is to tell how its groups stand."""
+
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,24 +158,27 @@ class Fail:
     losses: int
 
 
-Action: TypeAlias = Start | Send | Order | Kill | AskNode | Finish | Tell | Fail
+Action: TypeAlias = Start | Send | Order | AskGroups | Kill | AskNode | Finish | Tell | Fail
 
 
 class Places:
     """State of a pool's workers and groups. Each method is an event.
 
     Args:
-        numbers: of the first workers, which are started already.
+        least: of the first workers, which are started already and kept.
+        most: workers that there may be.
         max_losses: losses between two publishes after which one more ends the run; None for workers
             that nothing stands in for.
     """
 
-    def __init__(self, numbers: int, *, max_losses: int | None) -> None:
+    def __init__(self, least: int, *, max_losses: int | None, most: int = 0) -> None:
         self._max_losses = max_losses
-        self._numbers = itertools.count(numbers)
+        self._least = least
+        self._most = most
         self._todo: list[Action] = []
-        self.by_number = {number: Place(number) for number in range(numbers)}
+        self.by_number = {number: Place(number) for number in range(least)}
         self.lost_nodes: set[str] = set()
+        self.drained_nodes: Collection[str] = ()
         self.set_up()
 
     def take(self) -> list[Action]:
@@ -182,15 +200,38 @@ class Places:
         # What was decided for the stage before concerns nobody any more.
         self._todo.clear()
 
-    def join(self) -> Place:
-        """One worker more."""
-        return self._start(Place(next(self._numbers)))
+    def is_kept(self, place: Place) -> bool:
+        """Whether another worker is started where this one ends, room or not."""
+        return place.number < self._least
 
-    def leave(self, number: int) -> None:
-        """A worker ends for good; what it plays is played again by others."""
-        place = self.by_number.pop(number)
-        self._end(place, by_groups=False)
-        self._give()
+    def cluster_seen(self, drained: Collection[str], room: Mapping[str, int]) -> None:
+        """The cluster was looked at: workers leave nodes that are drained, and join where there is
+        room.
+
+        Args:
+            drained: nodes that are about to end.
+            room: of nodes, for so many workers more.
+        """
+        self.drained_nodes = drained
+        for place in list(self.by_number.values()):
+            if place.node in drained and place.fault is None:
+                self._drain(place)
+        free = sum(own for node, own in room.items() if node not in self._without)
+        # those without a machine may take what was seen
+        free -= sum(not place.node for place in self.by_number.values())
+        numbers = (own for own in range(self._least, self._most) if own not in self.by_number)
+        for number in itertools.islice(numbers, max(0, free)):
+            self._start(Place(number))
+
+    def left(self, place: Place, states: Iterable[GroupState] = ()) -> None:
+        """A worker that leaves has told how its groups stand, or cannot."""
+        if place.state != "leaving":
+            return
+        for state in states:
+            key = ("", state.group_index)
+            if key in place.groups:
+                place.groups[key] = replace(place.groups[key], saved=state)
+        self._leave(place)
 
     def built(self, place: Place) -> None:
         """A worker's engine stands, with the weights of its folder."""
@@ -206,7 +247,7 @@ class Places:
         self.version = version
         self.losses = 0
         for place in self.by_number.values():
-            if place.state != "starting" and place.fault is None:
+            if place.state not in ("starting", "leaving") and place.fault is None:
                 self._send(place)
 
     @property
@@ -225,7 +266,7 @@ class Places:
         # The report of an earlier publish may come after the next one, and makes no worker serve.
         if version == self.version:
             place.is_sent = False
-            if place.state != "serving" and place.fault is None:
+            if place.state in ("stale", "suspect") and place.fault is None:
                 self._serve(place)
 
     def outrun(self, place: Place, version: int) -> None:
@@ -256,6 +297,9 @@ class Places:
     def failed(self, place: Place, fault: WorkerFault) -> None:
         """A worker died, does not answer, or has an engine that is of no use."""
         if place.fault is not None:
+            return
+        if place.state == "leaving":
+            self.left(place)
             return
         place.fault = fault
         place.state = "suspect"
@@ -317,10 +361,15 @@ class Places:
                 self._todo.append(Order(place, "cancel", own))
 
     def overdue_start(self, place: Place) -> None:
-        """No machine has taken a worker yet; the others play on."""
+        """No machine has taken a worker yet; the others play on. One that joined is given up: the
+        room that was seen is another's."""
+        if not self.is_kept(place):
+            self._end(place, by_groups=False)
+            self._replace(place)
+            return
         lost = ", ".join(sorted(self.lost_nodes))
         elsewhere = f" but on the nodes that do not answer ({lost})" if lost else ""
-        place.is_told = True
+        place.is_told = place.waits = True
         what = f"waits for a machine with room for it{elsewhere}; the others play on"
         self._tell(place, "worker_waits", what, {"count/waiting_workers": 1})
 
@@ -328,15 +377,44 @@ class Places:
         """Workers that wait for a machine are started again, where they may find one now."""
         for place in list(self.by_number.values()):
             if place.state == "starting" and not place.node:
-                self._todo.append(Kill(place))
+                # whoever waits for this one learns that it waits for nothing
+                self._end(place, by_groups=False)
                 self._start(Place(place.number, is_told=True))
 
-    def _start(self, place: Place) -> Place:
+    @property
+    def _without(self) -> frozenset[str]:
+        """Nodes on which no worker is started."""
+        return frozenset((*self.lost_nodes, *self.drained_nodes))
+
+    def _replace(self, place: Place) -> None:
+        """A worker has ended: one that is kept is started again; the others join where there is
+        room."""
+        if self.is_kept(place):
+            self._start(Place(place.number, is_told=True))
+        else:
+            del self.by_number[place.number]
+
+    def _drain(self, place: Place) -> None:
+        if place.state == "serving" and place.groups:
+            place.state = "leaving"
+            self._todo.append(AskGroups(place))
+        elif place.state != "leaving":
+            self._leave(place)
+
+    def _leave(self, place: Place) -> None:
+        counts = {"count/drained_workers": 1, "count/replayed_groups": len(place.groups)}
+        told = f"rollout worker {place.number} leaves node {place.node}, which Ray drains"
+        on = f"its {len(place.groups)} groups go on in others"
+        self._say("worker_left", f"{told}; {on}", counts, place.number)
+        self._end(place, by_groups=False)
+        self._replace(place)
+        self._give()
+
+    def _start(self, place: Place) -> None:
         self.by_number[place.number] = place
-        self._todo.append(Start(place, frozenset(self.lost_nodes)))
+        self._todo.append(Start(place, self._without))
         if place.is_told:
             self._tell(place, "worker_replaced", "is started again")
-        return place
 
     def _send(self, place: Place) -> None:
         place.is_sent = True
@@ -349,7 +427,7 @@ class Places:
 
     def _lose(self, places: Sequence[Place], fault: WorkerFault, node: str = "") -> None:
         """Workers that died by one cause are one loss."""
-        self.losses += 1
+        self.losses += fault.counts
         groups = sum(len(place.groups) for place in places)
         counts = {"count/lost_workers": len(places), "count/replayed_groups": groups}
         again = f"its {groups} groups are played again"
@@ -366,7 +444,7 @@ class Places:
             self._todo.append(Fail(places[0], fault.error, self.losses))
             return
         for place in places:
-            self._start(Place(place.number, is_told=True))
+            self._replace(place)
         self._give()
 
     def _end(self, place: Place, *, by_groups: bool) -> None:

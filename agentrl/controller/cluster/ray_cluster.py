@@ -23,6 +23,7 @@ from typing import Any
 import ray
 from ray._private.ray_logging import global_worker_stdstream_dispatcher
 from ray._private.runtime_env import packaging
+from ray._private.state import available_resources_per_node, state
 from ray.util.placement_group import (
     placement_group,
     placement_group_table,
@@ -257,6 +258,32 @@ def node_answers(node: str) -> bool:
             with suppress(OSError), socket.create_connection(address, NODE_ANSWER_S):
                 return True
     return False
+
+
+def drained_nodes_and_room(
+    each: Mapping[str, float], labels: Mapping[str, str]
+) -> tuple[list[str], dict[str, int]]:
+    """The nodes that Ray drains, and for how many processes more each node has room.
+
+    ``ray drain-node``, autoscalers and KubeRay tell Ray's GCS that a node is about to end.
+    ``ray.nodes()`` of Ray 2.60 does not have that, and no public call has. Ray Train and Ray Data
+    read it as here, from ``state``. What each node has free may be some tenths of a second old.
+
+    Args:
+        each: what a process asks for, by Ray's names of resources.
+        labels: of the nodes; of a selector with an operator Ray alone knows which nodes have it.
+    """
+    free: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
+    asked = {name: amount for name, amount in each.items() if amount}
+    plain = {(name, own) for name, own in labels.items() if not re.search(r"[!(]", own)}
+    room = {
+        node["NodeID"]: min(
+            int(free.get(node["NodeID"], {}).get(name, 0.0) / own) for name, own in asked.items()
+        )
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"] and plain <= node["Labels"].items()
+    }
+    return list(state.get_draining_nodes()), room
 
 
 def cluster_gpus() -> float:

@@ -6,8 +6,8 @@ die.
 Invariants:
 - Every call of an actor is under way beside all others (``HostCalls``). None is waited for under
 the pool's lock.
-- Workers may join and leave at any time; one that joins plays once it serves the weights that were
-published last.
+- Workers join where the cluster has room, up to a number, and leave nodes that Ray drains, while
+the others play; one that joins plays once it serves the weights that were published last.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from agentrl.config.sections import PlacementConfig
-from agentrl.controller.cluster.host_calls import Host, HostCalls
+from agentrl.controller.cluster.host_calls import Host, HostCalls, LookAtCluster
 from agentrl.controller.cluster.places import (
     Action,
+    AskGroups,
     AskNode,
     Fail,
     Finish,
@@ -37,7 +39,7 @@ from agentrl.controller.cluster.places import (
     WorkerFault,
     with_ended,
 )
-from agentrl.controller.cluster.ray_cluster import Reservation
+from agentrl.controller.cluster.ray_cluster import Reservation, drained_nodes_and_room
 from agentrl.controller.cluster.ray_runtime import (
     ActorCalls,
     ActorLostError,
@@ -53,7 +55,7 @@ from agentrl.controller.cluster.rollout_pool import (
 )
 from agentrl.controller.threads import THREADS, Threads
 from agentrl.engines import EngineLayout, PauseMode
-from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
+from agentrl.errors import AgentRLError, EngineError, StaleWeightsError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.types import Trajectory
 from agentrl.weight_sync import OwnWeights, ServedWeights, WeightsReport
@@ -89,13 +91,13 @@ def rollout_workers(
     Raises:
         MachineError: the cluster has no room for them.
     """
-    pool, number = placement.worker_pool, placement.rollout_workers
+    pool, (least, most) = placement.worker_pool, placement.worker_range
     each = {"CPU": pool.cpus, "GPU": gpus, **placement.worker_resources}
-    reserved = places or Reservation(pool, number, each, wait_s=placement.wait_s, spread=True)
+    reserved = places or Reservation(pool, least, each, wait_s=placement.wait_s, spread=True)
 
     def start(number: int, without: frozenset[str] = frozenset()) -> Any:
         # a worker of a lost machine starts wherever there is room, and so does one that joins
-        at_home = number < placement.rollout_workers and reserved.node(number) not in without
+        at_home = number < least and reserved.node(number) not in without
         # label_selector is asked of every node, and an empty "!in()" is no expression
         lost = {"ray.io/node-id": f"!in({','.join(sorted(without))})"} if without else {}
         actor = rollout_actor.options(
@@ -109,13 +111,18 @@ def rollout_workers(
         return actor.remote(number, log_folder)
 
     return RayRolloutPool(
-        [start(number) for number in range(number)],
+        [start(number) for number in range(least)],
         ActorCalls(
-            lambda number: f"rollout worker {number}", _engine_failure, placement.call_timeout_s
+            lambda number: f"rollout worker {number}",
+            _engine_failure,
+            placement.call_timeout_s,
+            stacks=lambda number: log_folder and log_folder / f"rollout-{number}.stacks",
         ),
         start=start,
         max_restarts=placement.worker_restarts,
         answer_s=placement.worker_liveness_timeout_s,
+        most=most,
+        look=partial(drained_nodes_and_room, each, pool.labels),
         reserved=reserved,
         on_close=None if places else reserved.close,
     )
@@ -126,13 +133,15 @@ class RayRolloutPool:
     """``RolloutPool`` of episode hosts in Ray actors.
 
     Args:
-        actors: of the first workers.
+        actors: of the first workers, which are kept.
         calls: names actors and what they raise; holds the deadline of any call.
         start: a new actor by its number, on none of some nodes. None for ranks: they belong to
             their role group, and none joins or is replaced.
         max_restarts: losses between two updates after which the next one ends the run.
         answer_s: seconds in which a worker answers a call that costs it no work; by default those
             of any call. After half of them it is suspect.
+        most: workers that there may be where the cluster has room.
+        look: at the cluster; None where nobody leaves or joins.
         reserved: where the first workers were started; None for ranks.
         on_close: called once the workers have ended.
         threads: what its keeper and its callers wait by.
@@ -144,19 +153,22 @@ class RayRolloutPool:
     start: Callable[[int, frozenset[str]], Any] | None = None
     max_restarts: int = 0
     answer_s: float | None = None
+    most: int = 0
+    look: LookAtCluster | None = None
     reserved: Reservation | None = None
     on_close: Callable[[], None] | None = None
     threads: Threads = THREADS
 
     def __post_init__(self) -> None:
         replaced = None if self.start is None else self.max_restarts
-        self._places = Places(len(self.actors), max_losses=replaced)
+        self._places = Places(len(self.actors), max_losses=replaced, most=self.most)
         self._under_way = HostCalls(
             self.calls,
             self._places,
             self._take_raised,
             answer_s=self.answer_s or self.calls.timeout_s,
             reserved=self.reserved,
+            look=self.look,
             threads=self.threads,
         )
         self._hosts = {
@@ -184,23 +196,6 @@ class RayRolloutPool:
             self._begin(host)
         self._keeper = self.threads.begin(self._keep, "rollout-pool")
 
-    def join(self) -> int:
-        """Starts one worker more.
-
-        Returns:
-            Its number.
-        """
-        with self._changed:
-            place = self._places.join()
-            self._act()
-            return place.number
-
-    def leave(self, number: int) -> None:
-        """Ends a worker for good; what it plays is played again by others."""
-        with self._changed:
-            self._places.leave(number)
-            self._act()
-
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
         """See ``RolloutPool.setup``; a worker that died before is replaced.
 
@@ -221,14 +216,17 @@ class RayRolloutPool:
                 number: Host(place, self._hosts[number].actor, self._hosts[number].info)
                 for number, place in self._places.by_number.items()
             }
-            asked = list(self._hosts.values())
-            for host in asked:
+            for host in self._hosts.values():
                 self._begin(host)
+            kept = self._kept()
             self._in_setup = True
             try:
                 self._wait(
                     lambda: (
-                        all(host.place.state in ("serving", "dead") for host in asked)
+                        all(
+                            host.place.state in ("serving", "dead") or host.place.waits
+                            for host in kept
+                        )
                         and bool(self._places.serving)
                     )
                 )
@@ -295,6 +293,29 @@ class RayRolloutPool:
             self._failures = []
             return failures
 
+    def now(self) -> dict[str, Any]:
+        workers: list[dict[str, Any]] = []
+        episodes: list[dict[str, Any]] = []
+        with self._changed:
+            for number, host in self._hosts.items():
+                place, told = host.place, host.told
+                told_s = self.threads.now() - host.told_at
+                workers.append(
+                    {
+                        "worker": number,
+                        "state": place.state,
+                        "version": place.version,
+                        "groups": len(place.groups),
+                        "gib": told.get("gib"),
+                        "told_s": told_s,
+                    }
+                )
+                for one in told.get("episodes", ()):
+                    episodes.append({**one, "s": one["s"] + told_s, "worker": number})
+            waiting = len(self._places.waiting)
+        episodes.sort(key=itemgetter("s"), reverse=True)
+        return {"no_worker": waiting, "workers": workers, "episodes": episodes}
+
     def layout(self) -> EngineLayout | None:
         # It is replaced as a whole, so reading it needs no lock.
         return self._layout
@@ -320,9 +341,11 @@ class RayRolloutPool:
 
     def describe(self) -> list[ProcessInfo]:
         with self._changed:
-            hosts = self._hosts.values()
-            self._wait(lambda: all(host.info for host in hosts), self._under_way.answer_s)
-            return [host.info for host in hosts if host.info is not None]
+            self._wait(
+                lambda: all(host.info or host.place.waits for host in self._kept()),
+                self._under_way.answer_s,
+            )
+            return [host.info for host in self._hosts.values() if host.info is not None]
 
     def close(self) -> None:
         """Ends every worker; ranks are ended by their group."""
@@ -330,6 +353,7 @@ class RayRolloutPool:
             self._closed = True
             self._under_way.forget_all()
         self._keeper.join(_END_S)
+        self._under_way.end(_END_S)
         if self.start is None:
             return
         # A process that does not stand yet would answer nothing, and is only killed.
@@ -346,6 +370,9 @@ class RayRolloutPool:
                 self.on_close()
             if self._keeper.is_alive():
                 logger.warning("the pool's thread did not end within %.0f s", _END_S)
+
+    def _kept(self) -> list[Host]:
+        return [host for host in self._hosts.values() if self._places.is_kept(host.place)]
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> None:
         """Until something is so, or so long; the calls under way have deadlines of their own.
@@ -383,7 +410,9 @@ class RayRolloutPool:
             # what a stage's own settings cause would befall every worker that is started again
             self._error = self.calls.error = error
             return
-        fault = WorkerFault(error, by_groups=what != _PUBLISHING)
+        # Weights that broke off with a rank leave the engine torn, and no worker is to blame.
+        counts = not isinstance(error, StaleWeightsError)
+        fault = WorkerFault(error, by_groups=what != _PUBLISHING, counts=counts)
         self._places.failed(host.place, fault)
 
     def _begin(self, host: Host) -> None:
@@ -413,8 +442,9 @@ class RayRolloutPool:
         self._under_way.ask(host, "collecting groups", ref, self._take_collected)
 
     def _take_collected(self, host: Host, collected: Collected) -> None:
-        outcomes, failures, ended, fault = collected
+        outcomes, failures, ended, fault, told = collected
         place = host.place
+        host.told, host.told_at = told, self.threads.now()
         # a rank's engine answers for itself at the next publish, which may keep the step
         fault = fault if self.start is not None else ""
         self._places.answered(place)
@@ -430,6 +460,9 @@ class RayRolloutPool:
             self._places.failed(place, WorkerFault(error, by_groups=False))
         else:
             self._poll(host)
+
+    def _take_states(self, host: Host, states: list[GroupState]) -> None:
+        self._places.left(host.place, states)
 
     def _take_report(self, version: int, host: Host, reports: list[WeightsReport]) -> None:
         if not reports:
@@ -459,18 +492,24 @@ class RayRolloutPool:
                 self._send(self._hosts[place.number])
             case Order(place, method, groups):
                 self._under_way.order(self._hosts[place.number], method, groups)
+            case AskGroups(place):
+                host = self._hosts[place.number]
+                self._under_way.order(host, "in_flight", take=self._take_states)
             case AskNode(node):
                 self._under_way.ask_node(node)
             case Finish(outcome):
                 self._arrived.append(outcome)
-            case Tell(incident, worker, alerts):
-                level = logging.WARNING if alerts else logging.INFO
-                fields = {"event": incident.event, "worker": worker, "counts": incident.counts}
-                logger.log(level, "%s", incident, extra=fields)
-                if alerts:
-                    self._failures.append(incident)
+            case Tell():
+                self._tell(action)
             case Fail(place, error, losses):
                 self._fail(place, error, losses)
+
+    def _tell(self, told: Tell) -> None:
+        incident = told.incident
+        fields = {"event": incident.event, "worker": told.worker, "counts": incident.counts}
+        logger.log(logging.WARNING if told.alerts else logging.INFO, "%s", incident, extra=fields)
+        if told.alerts:
+            self._failures.append(incident)
 
     def _send(self, host: Host) -> None:
         """The worker is sent the weights published last."""

@@ -15,6 +15,7 @@ from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import ServedDtype
 from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.metrics.timing import IdleClock
+from agentrl.store.logs import StackFile
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
 from agentrl.weight_sync import OwnWeights, ServedWeights
@@ -192,6 +193,19 @@ class RoleGroup:
         """Begins a call of a method of every rank's worker."""
         raise NotImplementedError
 
+    def check_alive(self, what: str) -> None:
+        """Raises a RankLostError where a rank has died or is silent while ``what`` is done without
+        it. It waits for nothing, and may be called often."""
+
+    def restart(self) -> None:
+        """Starts every rank again, without what it hosted."""
+        raise NotImplementedError
+
+    def now(self) -> list[dict[str, Any]]:
+        """The calls that ranks elsewhere have not answered, as JSON: since when, and who is
+        late."""
+        return []
+
     def close(self) -> None:
         """Ends every rank and what it started."""
         raise NotImplementedError
@@ -231,10 +245,19 @@ class LocalRoleGroup(RoleGroup):
         threads: torch threads of this process.
         device: where the roles compute; of several GPUs the first.
         name: of its pool.
+        stacks: where a call that takes long leaves the stacks of this process; None keeps none.
     """
 
-    def __init__(self, *, threads: int, device: DeviceType = "cpu", name: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        threads: int,
+        device: DeviceType = "cpu",
+        name: str = "",
+        stacks: StackFile | None = None,
+    ) -> None:
         super().__init__(MeshShape(), name)
+        self._stacks = stacks or StackFile(None)
         self._worker = Worker("episodes-0")
         self._worker.join(DistSpec(device=FIRST_DEVICE[device]), threads)
         self.rollouts = self._worker.rollouts
@@ -251,7 +274,8 @@ class LocalRoleGroup(RoleGroup):
                     f"the group is poisoned by an earlier error: {self._error}", rank=0
                 )
             try:
-                answers = [getattr(self._worker, method)(*own) for own in by_rank]
+                call = getattr(self._worker, method)
+                answers = [self._stacks.run(call, *own) for own in by_rank]
                 return lambda _: answers
             except WeightMismatchError:  # after the last collective: the ranks are sound
                 raise

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from agentrl.engines import EngineLayout, EngineNotice, EnginePlan, PauseMode
 from agentrl.errors import EngineError
@@ -90,6 +90,10 @@ class GroupPool(Protocol):
 
     def take_failures(self) -> list[Incident]:
         """Workers and servers that died since the last call, and that the pool survived."""
+        ...
+
+    def now(self) -> dict[str, Any]:
+        """What it does at the moment, as JSON; waits for no worker."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.controller.cluster.role_handle import RoleHandle
@@ -15,7 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class WeightSync:
-    """How weights get from the ranks that train to the engines."""
+    """How weights get from the ranks that train to the engines.
+
+    Attributes:
+        published: what was published last, and the bytes of all that was.
+    """
+
+    published: Mapping[str, Any] = {"bytes_in_all": 0}
 
     def publish(
         self,
@@ -47,13 +54,15 @@ class WeightSync:
         """
         start = time.monotonic()
         reports = self.send(learner, pool, version, mode, changes)
-        fields = {
+        fields: dict[str, Any] = {
             "version": version,
             "policy": policy,
             "engines": len(reports),
             "bytes": sum(report.bytes for report in reports),
             "seconds": time.monotonic() - start,
         }
+        so_far = self.published["bytes_in_all"] + fields["bytes"]
+        self.published = {**fields, "bytes_in_all": so_far}
         logger.info(
             "published version %(version)d of %(policy)s to %(engines)d engines: %(bytes)d bytes "
             "in %(seconds).2f s",

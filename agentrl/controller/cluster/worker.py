@@ -23,6 +23,7 @@ from agentrl.engines.tensor_slice import TensorSlice
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.training import Actor, DistSpec, join, leave, whole_checksums
 from agentrl.training.device import gpus
+from agentrl.training.out_of_memory import explaining_memory
 from agentrl.types.user_code.wall import failed_as, wall
 from agentrl.weight_sync import (
     PartBits,
@@ -89,7 +90,8 @@ class Worker:
         assert self._place is not None, "a worker without a rank hosts no roles"
         self._end_stage()
         for name, spec in roles.items():
-            self._roles[name] = spec.build(self._place)
+            with explaining_memory(f"building the role {name!r}", spec, self._place.device):
+                self._roles[name] = spec.build(self._place)
 
     def call(self, target: str, method: str, *args: Any) -> Any:
         """Runs a method of a role, of the episode host (``rollouts``), of the weights
@@ -109,10 +111,13 @@ class Worker:
             )
         assert self._place is not None
         rank = self._place.rank
+        what = f"rank {rank}: {target}.{method}"
+        role = self._roles[target]
+        explaining = explaining_memory(what, getattr(role, "spec", None), self._place.device)
         try:
             # a role may be the user's: an exit ends its call, and not this process
-            with wall(failed_as(TrainingError, f"rank {rank}: {target}.{method} raised")):
-                return getattr(self._roles[target], method)(*args)
+            with wall(failed_as(TrainingError, f"{what} raised")), explaining:
+                return getattr(role, method)(*args)
         except TrainingError as error:
             error.rank = rank if error.rank is None else error.rank
             error.host = error.host or socket.gethostname()

@@ -25,6 +25,7 @@ from agentrl.controller.stage.passes import Passes
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import (
+    CheckpointError,
     ConfigError,
     EpisodesFailedError,
     RunInterruptedError,
@@ -103,15 +104,27 @@ class StageRun:
         """Checksums of the weights that each policy starts from."""
 
     def restore(self) -> TrainState:
-        """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
+        """The state of the checkpoint to go on from, its tensors loaded; step 0 without one.
+
+        Raises:
+            CheckpointError: it is corrupt.
+            StoreError: it is of another model or optimizer.
+        """
         # No checkpoint is loaded yet: `finish` compares with what the stage started from.
         self._start = self._checksums()
         if self.restored is None:
             versions = dict.fromkeys(self.roles, 0)
             return TrainState(versions=versions, algorithm=self.algorithm.initial_state)
         folder, manifest = self.restored
-        for learner in self.learners:
-            learner.call(LearningRole.load, folder / learner.name)
+        try:
+            for learner in self.learners:
+                learner.call(LearningRole.load, folder / learner.name)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"checkpoint {folder} cannot be loaded: {error}; delete it, and the one before is "
+                "resumed from",
+                folder,
+            ) from error
         return manifest.state
 
     def next_groups(self, state: TrainState) -> list[TrajectoryGroup]:

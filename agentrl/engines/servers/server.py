@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from agentrl.engines.servers.client import ServerClient, ServerKind, WeightLabels
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.errors import EngineError, MachineError
+from agentrl.metrics.memory import OUT_OF_MEMORY
 
 ServerState: TypeAlias = Literal["starting", "joining", "serving", "lost", "returning", "gone"]
 """``joining``: it has started, and no update begins before it has the weights served now; ``lost``:
@@ -106,8 +107,11 @@ class Server:
             assert self._process is not None
             tail = self._process.log_tail()
             if not left or "address already in use" not in tail.lower():
+                own = f"rollout.{self._kind.spec.section}"
+                memory = f" out of memory (lower {own}.kv_memory_fraction, or raise {own}.tp_size)"
                 raise MachineError(
-                    f"{self.name} ended while it started; the end of its log {self._log}:\n{tail}"
+                    f"{self.name} ended while it started{memory * bool(OUT_OF_MEMORY.search(tail))}"
+                    f"; the end of its log {self._log}:\n{tail}"
                 )
             await self.end()
         await self.client.probe()

@@ -18,6 +18,7 @@ from agentrl.engines.base import EngineHealth, PauseMode, Tag
 from agentrl.engines.checks import require_new
 from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.job import ScheduledRequest
+from agentrl.engines.torch.memory import out_of_memory
 from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Prefiller, WaitingPrefill
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
@@ -29,6 +30,8 @@ from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
 from agentrl.types.arrays import common_prefix
 
+LOWER = ("lower EnginePlace.max_running, EnginePlace.context_tokens or EnginePlace.kv_tokens",)
+"""What takes less memory in this engine."""
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8
 
@@ -39,7 +42,13 @@ class KVState:
     """
 
     def __init__(self, plan: RowPlan, model: ServedModel) -> None:
-        self.kv, self.decoder = model.empty_rows(plan.num_rows, plan.context_tokens)
+        try:
+            self.kv, self.decoder = model.empty_rows(plan.num_rows, plan.context_tokens)
+        except Exception as error:
+            what = f"TorchEngine's KV cache of {plan.num_rows} rows of {plan.context_tokens} tokens"
+            if text := out_of_memory(what, error, LOWER):
+                raise EngineError(text, retryable=False) from error
+            raise
         self.table = RowTable(plan.num_rows, self.kv.capacity, self.kv.trash)
         self.cache = SessionCache(self.table, self.kv, plan.parked_tokens)
         self.prefiller = Prefiller(

@@ -15,8 +15,9 @@ from typing import TypeVar
 import torch
 
 from agentrl.engines.life import EngineLife
-from agentrl.engines.torch.core import TorchScheduler
+from agentrl.engines.torch.core import LOWER, TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
+from agentrl.engines.torch.memory import out_of_memory
 
 T = TypeVar("T")
 
@@ -97,7 +98,8 @@ class EngineThread:
             with torch.inference_mode():
                 self._loop()
         except BaseException as error:  # noqa: BLE001  (the engine's boundary: a crash becomes the state "closed")
-            crash = f"its thread failed: {type(error).__name__}: {error}"
+            crash = out_of_memory("its thread", error, LOWER)
+            crash = crash or f"its thread failed: {type(error).__name__}: {error}"
         self._end(crash)
 
     def _loop(self) -> None:

@@ -28,7 +28,10 @@ from agentrl.types.user_code.load import install
 
 # Possessive, since the policy writes the text: otherwise spaces are tried in every split.
 _LABEL = re.compile(r"\banswer\s*+(?:is|:|=)\s*+(?::\s*+)?(.+)", re.IGNORECASE)
-_NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
+# What it begins with is looked at first: it would match nothing between all other characters.
+_NUMBER = re.compile(
+    r"(?=[-+.\deE])(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?"
+)
 _FENCE = "```"
 _EDGES = " \t\r\n.,;:!?\"'`*_$()[]{}<>"
 

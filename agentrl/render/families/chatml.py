@@ -38,9 +38,14 @@ RESPONSES_TAIL = f"{RESPONSE_TAIL}{TURN_END}\n"
 # checks that the two agree on each model.
 CHATML_TEMPLATE = (
     r"""
+{%- macro said(content) %}
+    {%- if content is string or not content %}{{- content or '' }}{%- else %}
+        {%- for part in content %}{{- part.text if 'text' in part else 'IMAGE_TEXT' }}{%- endfor %}
+    {%- endif %}
+{%- endmacro %}
 {%- set has_system = messages[0].role == 'system' %}
 {%- if has_system or tools %}
-    {{- '<|im_start|>system\n' + (messages[0].content if has_system else '') }}
+    {{- '<|im_start|>system\n' + (said(messages[0].content) if has_system else '') }}
     {%- if tools %}
         {{- ('\n\n' if has_system else '') + TOOLS_HEAD }}
         {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
@@ -51,10 +56,10 @@ CHATML_TEMPLATE = (
 {%- for message in (messages[1:] if has_system else messages) %}
     {%- if message.role == 'tool' %}
         {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {{- '\n<tool_response>\n' + said(message.content) + '\n</tool_response>' }}
         {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
     {%- else %}
-        {{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
+        {{- '<|im_start|>' + message.role + '\n' + said(message.content) }}
         {%- for call in message.tool_calls or [] %}
             {%- set function = call.function or call %}
             {{- '\n' if message.content or not loop.first else '' }}
@@ -68,6 +73,7 @@ CHATML_TEMPLATE = (
 """[1:-1]
     .replace("TOOLS_HEAD", repr(TOOLS_HEAD))
     .replace("TOOLS_TAIL", repr(TOOLS_TAIL))
+    .replace("IMAGE_TEXT", IMAGE_TEXT)
 )
 
 _TEMPLATE = Source.TEMPLATE

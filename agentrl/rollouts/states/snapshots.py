@@ -37,7 +37,7 @@ class EpisodeState:
         seats: the agents that have acted, by name, in the order of their first turns.
         result: the last turn's step. If it ended the episode, only the score is missing.
         env: the environment's state, pickled.
-        restarts: sequences that began after an agent's first one.
+        restarts: sequences that began after an agent's first one, by cause.
         timings: seconds by stage.
         first_state: the environment's after ``reset``, for people to look at.
         unclaimed: step rewards of agents without a turn.
@@ -47,7 +47,7 @@ class EpisodeState:
     seats: Mapping[str, SeatState]
     result: StepResult
     env: bytes
-    restarts: int
+    restarts: Mapping[str, int]
     timings: Mapping[str, float]
     first_state: Blob | None
     unclaimed: Mapping[str, float] = field(default_factory=dict)

@@ -105,7 +105,8 @@ def _labelled(
 
 def _notes(run: RunDirectory, label: str) -> dict[str, list[Note]]:
     """The notes with a label, by trajectory."""
-    notes = NoteBook(run.root / "notes").all()
+    # without a trajectory they are tags of the run
+    notes = [note for note in NoteBook(run.root / "notes").all() if note.trajectory]
     found: dict[str, list[Note]] = {}
     for note in notes:
         if label in note.labels:

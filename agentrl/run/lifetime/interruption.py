@@ -106,9 +106,14 @@ class Interruption:
         return None
 
 
-def resume_command(directory: RunDirectory) -> str:
-    """The command line by which the run goes on; from Python, what to call."""
-    words = sys.argv[1:]
+def resume_command(directory: RunDirectory, words: Sequence[str] | None = None) -> str:
+    """The command line by which the run goes on; from Python, what to call.
+
+    Args:
+        directory: the run's.
+        words: the command line that started it; by default this process's.
+    """
+    words = (sys.argv if words is None else words)[1:]
     if not words or words[0] != "train":
         return f"Trainer.train(resume=True) with run.dir={directory.root}"
     words = ["agentrl", *(word for word in words if word != "--resume")]

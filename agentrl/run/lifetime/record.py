@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import secrets
 import subprocess
 import sys
 import time
@@ -45,6 +46,7 @@ def new_run(
         ConfigError: the folder holds files, or cannot be made.
     """
     record = {
+        "id": secrets.token_hex(8),
         "created": utc_time(),
         "command": command_line(),
         "git": git_state(),

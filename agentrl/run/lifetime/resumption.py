@@ -5,19 +5,23 @@ or refused.
 from __future__ import annotations
 
 import logging
+import os
 import re
+import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from agentrl.config import RunConfig, StageConfig, load_config, to_yaml
-from agentrl.config.dump import SHARED_SECTIONS
+from agentrl.config import RunConfig, StageConfig, flat_settings, load_config, to_yaml
 from agentrl.controller.checkpoints import whole_checkpoints
 from agentrl.controller.checkpoints.checkpoint_copies import fetch_newest, fetch_run
 from agentrl.errors import ConfigError
+from agentrl.guards.parsing import mapping
 from agentrl.run.data.datasets import rows_hash
 from agentrl.run.lifetime.record import command_line, git_state, utc_time
+from agentrl.run.lifetime.retries import RETRY
 from agentrl.run.run_setup import data_tables, finished_manifest, last_manifest, whole_stages
 from agentrl.store import RunDirectory, write_json, write_text
 
@@ -54,7 +58,9 @@ _REMEDY = "; set it back, or start a new run with another run.dir"
 
 
 def resume_directory(
-    config: RunConfig, stages: Sequence[StageConfig]
+    config: RunConfig,
+    stages: Sequence[StageConfig],
+    sources: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[RunDirectory, list[str]]:
     """Opens the run that is to go on, with the settings that it goes on with.
 
@@ -65,6 +71,7 @@ def resume_directory(
     Args:
         config: the whole configuration as asked for now.
         stages: those that run, with the steps asked for.
+        sources: ``LoadedConfig.sources``; where a setting changed, ``run.json`` has these.
 
     Returns:
         The run, and a line for a person on each setting that changed.
@@ -80,7 +87,7 @@ def resume_directory(
     finished = {stage.name for stage in stages if finished_manifest(directory, stage) is not None}
     old = whole_stages(before, ())
     new = whole_stages(config, stages)
-    differing = list(_differing(_sections(before, old), _sections(config, new)))
+    differing = list(_differing(flat_settings(before, old), flat_settings(config, new)))
     wrong_order = list(_order([s.name for s in old], [s.name for s in new], begun))
     problems = [
         # Where stages have other places, their settings are compared with those of others, and
@@ -102,7 +109,12 @@ def resume_directory(
         f"stages.{stage.name}": [stage.name, None] for stage in old if stage.name not in now
     }
     ran = {stage.name: stage for stage in old if stage.name in finished}
-    _keep(directory, config, [ran.get(stage.name, stage) for stage in new], changes)
+    of_ran = tuple(f"stages.{name}." for name in ran)
+    known = mapping(directory.read_record().get("sources"))
+    sources = {key: place for key, place in sources.items() if not key.startswith(of_ran)} | {
+        key: place for key, place in known.items() if key.startswith(of_ran)
+    }
+    _keep(directory, config, [ran.get(stage.name, stage) for stage in new], changes, sources)
     words = {
         "changed": "changed",
         "without_effect": "without effect, since its stage is finished",
@@ -153,25 +165,6 @@ class _Change:
         return f"stages.{self.stage}.{self.name}" if self.stage else self.name
 
 
-def _sections(config: RunConfig, stages: Sequence[StageConfig]) -> dict[str, Mapping[str, Any]]:
-    """The settings of the whole run, under no name, and of each stage, by dotted key."""
-    shared = config.model_dump(include=set(SHARED_SECTIONS))
-    own = {
-        stage.name: stage.model_dump(by_alias=True, exclude={*SHARED_SECTIONS, "name"})
-        for stage in stages
-    }
-    return {name: dict(_flat(tree)) for name, tree in {"": shared, **own}.items()}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by dotted key; a list is one value, and so are a function's arguments."""
-    for name, value in tree.items():
-        if isinstance(value, dict) and value and name not in ("args", "build_args"):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _differing(
     before: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[_Change]:
@@ -220,6 +213,7 @@ def _keep(
     config: RunConfig,
     stages: Sequence[StageConfig],
     changes: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, str],
 ) -> None:
     """Writes what runs from now on, and how it came about; the record comes last."""
     entry: dict[str, Any] = {
@@ -228,7 +222,9 @@ def _keep(
         "git": git_state(),
         **changes,
     }
-    record = directory.read_record()
+    if retry := os.environ.get(RETRY, "").partition("/")[2]:
+        entry["retry"] = retry
+    record = {"id": secrets.token_hex(8), **directory.read_record()}
     if "interrupted" in record:
         entry["interrupted"] = record.pop("interrupted")
     resumed = [*record.get("resumed", ()), entry]
@@ -237,4 +233,5 @@ def _keep(
         write_text(kept, directory.config_path.read_text(encoding="utf-8"))
         entry["config_before"] = kept.name
         write_text(directory.config_path, to_yaml(config, stages=stages))
+        record["sources"] = dict(sources)
     write_json(directory.record_path, {**record, "resumed": resumed})

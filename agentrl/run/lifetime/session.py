@@ -4,11 +4,13 @@ their end."""
 from __future__ import annotations
 
 import math
+import os
+import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agentrl.config import RunConfig
 from agentrl.config.sections import MAIN_POOL, PoolConfig
@@ -21,8 +23,11 @@ from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import ConfigError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay
+from agentrl.metrics.memory import rss_gib
 from agentrl.run.build import LiveObjects
+from agentrl.run.lifetime.restarts import Restarts
 from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryWriter
+from agentrl.store.logs import StackFile
 from agentrl.training.device import device_type
 
 _WORKERS = "rollout workers"
@@ -70,21 +75,25 @@ class RunProcesses:
         self._project = config.base_dir
         self._device = device_type(config.placement.device)
         # Stored groups need no worker to play them.
-        self._workers = 0 if config.run.replay is not None else config.placement.rollout_workers
+        self._workers, most = (
+            (0, 0) if config.run.replay is not None else config.placement.worker_range
+        )
+        self._joining = most - self._workers
         playing = [stage for stage in config.resolved_stages() if stage.plays and self._workers]
         self._worker_gpus = max((stage.gpus_a_worker for stage in playing), default=0)
         # Where a later part cannot be opened, the stack ends those before it, the newest first.
         self.sync: WeightSync = ColocatedSync()
         self.pools: dict[str, RoleGroup] = {}
         self.roles: dict[str, RoleGroup] = {}
+        self._ranks: list[ProcessInfo] = []
         with ExitStack() as opened:
             if config.placement.mode == "inline":
-                self._open_inline(opened)
+                self._open_inline(opened, log_folder)
             else:
                 self._open_ray(opened, log_folder)
             self._opened = opened.pop_all()
 
-    def _open_inline(self, opened: ExitStack) -> None:
+    def _open_inline(self, opened: ExitStack, log_folder: Path | None) -> None:
         """Everything in this process."""
         own = self._placement
         for setting, found, most in (
@@ -96,7 +105,8 @@ class RunProcesses:
                     "placement.mode=inline runs everything in one process, got "
                     f"{setting}={found}; set {setting}={most}, or placement.mode=ray"
                 )
-        local = LocalRoleGroup(threads=own.threads_per_rank, device=self._device)
+        stacks = StackFile(log_folder and log_folder / "driver.stacks")
+        local = LocalRoleGroup(threads=own.threads_per_rank, device=self._device, stacks=stacks)
         opened.callback(local.close)
         self.pools = {MAIN_POOL: local}
         self.rollouts = local.rollouts
@@ -110,6 +120,9 @@ class RunProcesses:
         own = self._placement
         claims = self._claims()
         cpus = sum(claim.processes * claim.each["CPU"] for claim in claims.values())
+        # room for workers that join a private cluster, as far as the machine has it
+        joining = self._joining * own.worker_pool.cpus
+        cpus = max(cpus, min(cpus + joining, os.cpu_count() or 1))
         if start_ray(cpus, own.ray_address, own.env, self._project):
             # The stack runs the first callback last: ranks and workers end before Ray does.
             opened.callback(shut_down_ray)
@@ -132,6 +145,7 @@ class RunProcesses:
                 gpus=claims[name].gpus,
                 places=places[name],
                 call_timeout_s=own.call_timeout_s,
+                answer_s=own.worker_liveness_timeout_s,
                 log_folder=log_folder,
             )
             opened.callback(group.close)
@@ -168,17 +182,61 @@ class RunProcesses:
 
     def describe(self) -> list[ProcessInfo]:
         """Where each rank runs."""
-        return [process for pool in self.pools.values() for process in pool.describe()]
+        self._ranks = [process for pool in self.pools.values() for process in pool.describe()]
+        return self._ranks
 
-    def setup(self, roles: Mapping[str, RoleSpec], rollouts: RolloutWorkerSpec | None) -> None:
-        """Builds a stage's roles, then its rollouts; what an earlier stage left is ended first."""
+    def now(self) -> dict[str, Any]:
+        """Calls of ranks, memory of the driver and of ranks on its machine, and what was published
+        last, as JSON."""
+        host = socket.gethostname()
+        ranks = {f"rank_{one.rank}": rss_gib(one.pid) for one in self._ranks if one.host == host}
+        return {
+            "calls": [own for pool in self.pools.values() for own in pool.now()],
+            "memory_gib": {"driver": rss_gib(), **ranks},
+            "published": self.sync.published,
+        }
+
+    def check_ranks(self) -> None:
+        """Raises a RankLostError where a rank was lost while nothing is asked of it."""
+        for pool in self.pools.values():
+            pool.check_alive("waiting for finished groups")
+
+    def restart_ranks(self) -> None:
+        """Starts every rank again; rollout workers apart from them go on.
+
+        Raises:
+            RankLostError: one died meanwhile.
+        """
+        for pool in self.pools.values():
+            pool.restart()
+
+    def setup(
+        self,
+        roles: Mapping[str, RoleSpec],
+        rollouts: RolloutWorkerSpec | None,
+        *,
+        going_on: bool = False,
+    ) -> None:
+        """Builds a stage's roles, then its rollouts; what an earlier stage left is ended first.
+
+        Args:
+            roles: by name.
+            rollouts: what hosts its episodes; None for a stage without them.
+            going_on: rollout workers apart from the ranks stay as they are: they play the stage.
+        """
         places = {role: self._placement.pool_of(role) for role in roles}
         self.roles = {role: self.pools[place] for role, place in places.items()}
         for name, pool in self.pools.items():
             pool.setup({role: spec for role, spec in roles.items() if places[role] == name})
         if not self._workers:
             self.rollouts = self._policy_ranks.host(rollouts)
-        self.rollouts.setup(rollouts)
+        if not (going_on and self._workers):
+            self.rollouts.setup(rollouts)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether episodes are played apart from the ranks."""
+        return bool(self._workers)
 
     @property
     def _policy_ranks(self) -> RoleGroup:
@@ -225,3 +283,4 @@ class RunContext:
     timer: PhaseTimer
     stop: StopRequest
     heartbeat: Heartbeat
+    restarts: Restarts

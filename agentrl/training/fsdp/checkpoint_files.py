@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import StoreError
+from agentrl.errors import CheckpointError, StoreError
 
 LISTING = "files.json"
 """The file that is written last."""
@@ -44,8 +44,8 @@ def check_whole(folder: Path, *, part: int = 0, parts: int = 1) -> None:
     """Reads every file of a checkpoint once, or of several parts of them one.
 
     Raises:
-        StoreError: one is missing or holds other bytes than were written, or they have another
-            layout or format.
+        CheckpointError: one is missing, cannot be read or holds other bytes than were written.
+        StoreError: they have another layout or format.
     """
     listing = folder / LISTING
     remedy = "it is corrupt; resume from an older checkpoint"
@@ -54,11 +54,11 @@ def check_whole(folder: Path, *, part: int = 0, parts: int = 1) -> None:
         files, found_format, layout = record["files"], record["format"], record["layout"]
         by_size = sorted(files, key=lambda name: (-files[name]["bytes"], name))
     except FileNotFoundError:
-        raise StoreError(
+        raise CheckpointError(
             f"{folder} is no whole checkpoint: {LISTING} is missing; {remedy}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{listing} can't be read ({error}); {remedy}") from error
+        raise CheckpointError(f"{listing} can't be read ({error}); {remedy}") from error
     if found_format != FORMAT:
         raise StoreError(
             f"{folder} has format {found_format!r} and this agentrl reads {FORMAT}; use the one "
@@ -74,11 +74,14 @@ def check_whole(folder: Path, *, part: int = 0, parts: int = 1) -> None:
         entry = files[name]
         path = folder / name
         if not path.is_file():
-            raise StoreError(f"{path} is missing; {remedy}")
-        found = file_hashes(folder, name)[name]
+            raise CheckpointError(f"{path} is missing; {remedy}")
+        try:
+            found = file_hashes(folder, name)[name]
+        except OSError as error:
+            raise CheckpointError(f"{path} can't be read ({error}); {remedy}") from error
         if found["bytes"] != entry["bytes"]:
-            raise StoreError(
+            raise CheckpointError(
                 f"{path} has {found['bytes']} bytes instead of {entry['bytes']}; {remedy}"
             )
         if found["sha256"] != entry["sha256"]:
-            raise StoreError(f"{path} holds other bytes than were written; {remedy}")
+            raise CheckpointError(f"{path} holds other bytes than were written; {remedy}")

@@ -322,7 +322,7 @@ class PackedModel(nn.Module):
         """
         # what is compared lies outside of attention, and a family that caps scores has no segments
         attention = self.attention if self.attention in BY_SPAN else EAGER
-        family: Any = _small(auto, self.config, attention)
+        family: Any = small_twin(auto, self.config, attention)
         twin = type(self)(deepcopy(family), attention, CPU)
         # large answers, which a family that caps them would change
         weight = twin.head.weight
@@ -478,7 +478,7 @@ def _read_whole(
     return hf, frozenset(found["missing_keys"])
 
 
-def _small(auto: Any, config: Any, attention: str) -> nn.Module:
+def small_twin(auto: Any, config: Any, attention: str) -> nn.Module:
     """A random model of the same family and widths, with one layer, few tokens, a narrow MLP."""
     small = deepcopy(config)
     text = small.get_text_config()
@@ -493,7 +493,9 @@ def _small(auto: Any, config: Any, attention: str) -> nn.Module:
         if name.endswith("_token_id"):
             setattr(text, name, None)
     if "vision_config" in small.sub_configs:
-        small.vision_config.depth, small.vision_config.deepstack_visual_indexes = 1, []
+        tower = small.vision_config
+        levels = getattr(tower, "deepstack_visual_indexes", ())
+        tower.depth, tower.deepstack_visual_indexes = 1, [0][: len(levels)]
     # The twin takes no random number of the process.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -23,18 +23,20 @@ from agentrl.training.data.packing import Packed
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
+    EAGER,
     I64,
     ModelSpec,
     PackedModel,
     at_least_float32,
     attention_of,
     open_pretrained,
+    small_twin,
 )
 from agentrl.training.models.trunk import COMPILER
 from agentrl.training.parallel.collectives import gather_parts
 from agentrl.training.parallel.process_group import ExpertMesh, RankMesh
 from agentrl.training.parallel.tensor_parallel import VocabularyShard
-from agentrl.training.vision.vision_tower import VisionTower
+from agentrl.training.vision.vision_tower import VisionTower, check_gradients
 
 _CHUNK_ELEMENTS = 2**25
 """Logits that exist at once: 128 MiB in float32."""
@@ -268,6 +270,9 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU, *, exact: bool = Fa
     if model.trunk is not model.hf.base_model:
         folder = Path(spec.model_path)
         model.tower = VisionTower(model.hf.base_model, folder, spec.run_folder, spec.vision)
+        if model.tower.is_trained:
+            named = f"{spec.setting}={spec.model_path!r}"
+            check_gradients(small_twin(AutoModelForImageTextToText, hf.config, EAGER), named)
     rows = torch.tensor([1, 3])
     auto = AutoModelForCausalLM if model.tower is None else AutoModelForImageTextToText
     if model.computes_as(auto, rows, lambda logits: logits[0, rows]):

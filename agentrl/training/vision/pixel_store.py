@@ -9,7 +9,6 @@ train them.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import zipfile
 from pathlib import Path
@@ -23,8 +22,8 @@ from agentrl.store import RunDirectory, replacing
 from agentrl.store.disk import locked
 from agentrl.types import Image
 
-_REMEMBERED = 16
-"""Images that a process keeps in memory; one of a megapixel has 24 MB."""
+KEPT_BYTES = 400_000_000
+"""Pixels that a process keeps in memory; an image of a megapixel has 24 MB."""
 
 
 class PixelStore:
@@ -45,7 +44,9 @@ class PixelStore:
         self._run = None if run_folder is None else RunDirectory(Path(run_folder))
         settings: str = self.processor.to_json_string()
         self._name = hashlib.sha256(settings.encode()).hexdigest()[:16]
-        self._remembered = functools.lru_cache(_REMEMBERED)(self._read)
+        # in order of their last use
+        self._kept: dict[str, Pixels] = {}
+        self._kept_bytes = 0
         self._grids: dict[str, tuple[int, int, int]] = {}
 
     def pixels(self, sha256: str) -> Pixels:
@@ -56,8 +57,14 @@ class PixelStore:
             ConfigError: there is no run's folder.
             StoreError: its pixels cannot be written.
         """
-        found = self._remembered(sha256)
-        self._grids[sha256] = found.grid
+        found = self._kept.pop(sha256, None)
+        if found is None:
+            found = self._read(sha256)
+            self._grids[sha256] = found.grid
+            self._kept_bytes += found.patches.nbytes
+        self._kept[sha256] = found
+        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.pop(next(iter(self._kept))).patches.nbytes
         return found
 
     def grid(self, sha256: str) -> tuple[int, int, int]:

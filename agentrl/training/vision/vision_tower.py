@@ -139,10 +139,7 @@ class VisionTower:
                     "the files that the model was published with"
                 )
         self._merge = int(own.spatial_merge_size)
-        values = own.in_channels * own.temporal_patch_size * own.patch_size**2
-        self._blank = Pixels(
-            np.zeros((self._merge**2, values), np.float32), (1, self._merge, self._merge)
-        )
+        self._blank = _blank(own)
 
     def positions_of(self, size: int, media: Media) -> I64:
         """``[3, size]`` positions of a sample with images, as its family counts them.
@@ -205,17 +202,50 @@ class VisionTower:
     def _seen(self, images: list[Pixels], device: torch.device) -> list[Tensor]:
         """``[N, D]`` of images one after the other: what stands in the place of their tokens, and
         what is added to these behind the first layers, where the family does so."""
-        arrays = {
-            "patches": np.concatenate([image.patches for image in images]),
-            "grids": np.array([image.grid for image in images]),
-        }
-        given = to_device(arrays, device)
         with torch.set_grad_enabled(self.is_trained and torch.is_grad_enabled()):
-            found = self._model.get_image_features(
-                given["patches"], given["grids"], return_dict=True
-            )
-            deeper = getattr(found, "deepstack_features", None) or ()
-            return [torch.cat(level) for level in (found.pooler_output, *deeper)]
+            return _levels(self._model, images, device)
+
+
+def check_gradients(twin: Any, named: str) -> None:
+    """Refuses to train a tower that gradients do not reach.
+
+    Args:
+        twin: a small model of the family.
+        named: the setting that names the folder.
+
+    Raises:
+        ConfigError: as said.
+    """
+    model = twin.base_model
+    names, parameters = zip(*model.visual.named_parameters(), strict=True)
+    with torch.enable_grad():
+        levels = _levels(model, [_blank(model.visual.config)], torch.device("cpu"))
+        joined = torch.cat([*levels, torch.zeros(1, levels[0].shape[1], requires_grad=True)])
+        gradients = torch.autograd.grad(joined.sum(), parameters, allow_unused=True)
+    missing = [name for name, one in zip(names, gradients, strict=True) if one is None]
+    if missing:
+        raise ConfigError(
+            f"TrainConfig.vision='trained' moves the tower of {named}, and no gradient reaches "
+            f"{len(missing)} of its {len(names)} tensors, such as {missing[0]}; leave it frozen"
+        )
+
+
+def _blank(config: Any) -> Pixels:
+    """An image of one token, for a tower of this configuration."""
+    merge = int(config.spatial_merge_size)
+    values = config.in_channels * config.temporal_patch_size * config.patch_size**2
+    return Pixels(np.zeros((merge**2, values), np.float32), (1, merge, merge))
+
+
+def _levels(model: Any, images: list[Pixels], device: torch.device) -> list[Tensor]:
+    arrays = {
+        "patches": np.concatenate([image.patches for image in images]),
+        "grids": np.array([image.grid for image in images]),
+    }
+    given = to_device(arrays, device)
+    found = model.get_image_features(given["patches"], given["grids"], return_dict=True)
+    deeper = getattr(found, "deepstack_features", None) or ()
+    return [torch.cat(level) for level in (found.pooler_output, *deeper)]
 
 
 def _in_order(media: Media) -> Media:

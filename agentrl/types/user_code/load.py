@@ -28,9 +28,18 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "math": ("math-verify>=0.9",),
     "mcp": ("anyio>=4", "httpx2>=2.0", "mcp>=2"),
     "megatron": ("megatron-core==0.16.*",),
+    "mlflow": ("mlflow-skinny>=3.0",),
     "openenv": ("websockets>=15",),
+    "opentelemetry": (
+        "opentelemetry-api>=1.30",
+        "opentelemetry-sdk>=1.30",
+        "opentelemetry-exporter-otlp-proto-http>=1.30",
+    ),
+    "prometheus": ("prometheus-client>=0.20",),
     "s3": ("s3fs>=2024.6",),
     "tensorboard": ("tensorboard>=2.18",),
+    "trackio": ("trackio>=0.43",),
+    "wandb": ("wandb>=0.31",),
 }
 """Requirements of each extra of ``pyproject.toml``. Messages name these, since on the public
 registry the name of this package is another project's.

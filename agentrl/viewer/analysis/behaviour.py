@@ -69,6 +69,7 @@ class Change:
         reward_with, reward_without: mean rewards in the range where it is more frequent; None
             without a reward to average.
         ids_a, ids_b: some trajectories that have it.
+        course: by step of both ranges, the share of trajectories that have it.
     """
 
     text: str
@@ -83,6 +84,7 @@ class Change:
     reward_without: float | None
     ids_a: list[str] = field(default_factory=list)
     ids_b: list[str] = field(default_factory=list)
+    course: list[tuple[int, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,9 @@ def behaviour(
     if any(sides.second) and not all(sides.second):
         second = np.array(sides.second)
         tasks = np.unique(sides.tasks, return_inverse=True)[1] * 2 + second
-        frame = _Frame(second, np.unique(tasks, return_inverse=True)[1], sides.ids, sides.rewards)
+        frame = _Frame(
+            second, np.unique(tasks, return_inverse=True)[1], sides.ids, sides.rewards, sides.steps
+        )
         known = Corpus.of(sides.prompts)
         phrases = _changes(Corpus.of(sides.texts), known, sides.words, frame, rate, limit)
         nothing = Corpus.of([[] for _ in sides.ids])
@@ -143,6 +147,7 @@ class _Sides:
         self.ids: list[str] = []
         self.tasks: list[str] = []
         self.rewards: list[float] = []
+        self.steps: list[int] = []
         self.second: list[bool] = []
         self.texts: list[I32] = []
         self.prompts: list[I32] = []
@@ -165,6 +170,7 @@ class _Sides:
         self.ids.append(episode.id)
         self.tasks.append(episode.task_id or episode.id)
         self.rewards.append(np.nan if episode.reward is None else episode.reward)
+        self.steps.append(episode.step)
         self.second.append(second)
         self.texts.append(self._numbers(episode.texts))
         self.prompts.append(self._numbers((episode.prompt,)))
@@ -189,13 +195,14 @@ class _Frame:
     Args:
         second: ``[D]`` whether it is of range b.
         tasks: ``[D]`` the number of its task in its range.
-        ids, rewards: ``[D]``; NaN without a reward.
+        ids, rewards, steps: ``[D]``; NaN without a reward.
     """
 
     second: Bools
     tasks: I64
     ids: Sequence[str]
     rewards: Sequence[float]
+    steps: Sequence[int]
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -274,6 +281,8 @@ def _change(one: Candidate, text: str, frame: _Frame) -> Change:
     has = np.zeros(frame.second.size, dtype=bool)
     has[one.documents] = True
     rewards = np.array(frame.rewards)
+    steps, places = np.unique(frame.steps, return_inverse=True)
+    shares = np.bincount(places[has], minlength=steps.size) / np.bincount(places)
     own = (frame.second == (count_b / num_b > count_a / num_a)) & ~np.isnan(rewards)
     return Change(
         text=text,
@@ -288,6 +297,7 @@ def _change(one: Candidate, text: str, frame: _Frame) -> Change:
         reward_without=_mean(rewards[own & ~has]),
         ids_a=[frame.ids[index] for index in one.documents[~in_b][:SHOWN_IDS]],
         ids_b=[frame.ids[index] for index in one.documents[in_b][:SHOWN_IDS]],
+        course=list(zip(steps.tolist(), shares.tolist(), strict=True)),
     )
 
 

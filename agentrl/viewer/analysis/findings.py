@@ -1,44 +1,64 @@
-"""Findings: the lines of an overview that say where to look first."""
+"""Findings: the lines of an overview that say where to look first, and since when.
+
+A finding is a change for the worse that chance does not make, that matters and that is abrupt
+(``change_points``, ``agentrl.metrics.changes``). Changes of one step are one finding, since a fault
+shows in several metrics: the largest leads, the others are named beside it.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from agentrl.metrics.changes import REWARD, SHARE, Gauge, gauge_of
+from agentrl.metrics.monitors import HealthSpec
+from agentrl.types.arrays import F64
 from agentrl.viewer.analysis.blame import LOGGED, BlameRow, Signal
+from agentrl.viewer.analysis.change_points import LARGEST, LEAST_STEPS, WINDOW, change_points
 from agentrl.viewer.index.query import term
 
-FindingKind = Literal["mismatch", "alert", "spike", "tool", "dropped", "change"]
+FindingKind = Literal["change", "spike", "alert"]
+MOST_FINDINGS = 8
+_MOST_METRICS = 6
+"""Of a finding."""
 
-WATCHED = (
-    "reward/mean",
-    "accuracy/mean",
-    "length/response/mean",
-    "turns/mean",
-    "tool/success_frac",
-    "policy/entropy",
-    "group/zero_std_frac",
-)
-"""The metrics of which the one that changed most is shown."""
-
-ALARMING_MISMATCH = 0.1
-"""Nats of one token between sampler and trainer; above it the line says that it is too much."""
-ALARMING_TOOL_ERRORS = 0.2
-"""The share of a tool's failed calls in a step from which a line tells of it."""
-SPIKE = 20.0
-"""How many times farther from the median than is usual a step's number stands out."""
-_LEAST_STEPS = 8
-_SPIKING: tuple[Signal, ...] = ("loss", "entropy", "clipped")
-"""What blame ranks the parts of; a mismatch has a line of its own."""
-_TOOL_ERRORS = re.compile(r"tool/[^/]+/error_frac")
-
-Metrics = Sequence[Mapping[str, Any]]
+Curves = Mapping[str, tuple[F64, F64]]
+"""By metric, the steps that logged it, ascending, and its finite values."""
 WorstToken = Callable[[int], BlameRow | None]
+
+_STEPS = "count/trajectories"
+"""A metric that every step with episodes logs."""
+_SPREAD = "reward/std"
+_ABSENT_IS_0 = re.compile(r"tool/(.+/)?error/.*|(failed|cancelled)/.*|optim/not_finite")
+_SOURCE = re.compile(r"reward/.+/mean")
+_OF_EPISODES = re.compile(r"(?!eval/|mismatch/|policy/).*(_frac|success_frac)|accuracy/.*")
+"""Shares of a step's episodes or groups, whose noise is known from their number."""
+_IDEALLY_0 = re.compile(r"tool/.*error.*_frac|excluded_frac|optim/not_finite|mismatch/.*logp_abs.*")
+"""What is a fault from the first step on, too."""
+_FROM_THE_FIRST = 2.0
+"""How many times the least change such a level is at least: a policy begins with some errors."""
+_TOOL = re.compile(r"tool/(?:([^/]+)/)?error.*_frac")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChange:
+    """What a metric did.
+
+    Args:
+        name: of the metric.
+        before, after: its levels; the same where it was bad from the first step on, None where it
+            is logged no more.
+        size: how many times the least change that is a finding.
+    """
+
+    name: str
+    before: float
+    after: float | None
+    size: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,76 +66,202 @@ class OverviewFinding:
     """One line.
 
     Args:
-        kind: what it is about.
+        kind: a level that changed, a step that stood out, or an alert of the run.
         text: the line.
-        link: ``page`` and the page's parameters.
+        link: the evidence, as ``page`` and the page's parameters.
+        step: of the onset.
+        query: of the episodes of that step that show it; empty for an alert.
+        metrics: what changed there, the largest first.
+        chart: the page with the first metric's chart.
     """
 
     kind: FindingKind
     text: str
     link: Mapping[str, Any]
+    step: int | None = None
+    query: str = ""
+    metrics: Sequence[MetricChange] = ()
+    chart: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class _Onset:
+    """The changes of one step, the largest first."""
+
+    step: int
+    lasts: bool
+    changes: list[MetricChange] = field(default_factory=list)
 
 
 def findings(
-    metrics: Metrics,
+    curves: Curves,
     events: Iterable[Mapping[str, Any]] = (),
-    dropped: Mapping[str, int] | None = None,
     worst_token: WorstToken | None = None,
+    *,
+    stage: str | None = None,
+    health: HealthSpec | None = None,
 ) -> list[OverviewFinding]:
-    """The lines, the most urgent first.
+    """The lines, the largest change first, then the newest alert.
 
     Args:
-        metrics: rows of ``metrics.jsonl``, of one stage; with ``stage`` where links name it.
+        curves: of one stage.
         events: rows of ``events.jsonl``.
-        dropped: trajectories that were not trained, by reason (``ledger.jsonl``).
         worst_token: the token of the largest mismatch of a step (``blame``); None where the run
             does not keep what it takes.
+        stage: what links must name, where the run has several.
+        health: the stage's thresholds.
     """
-    found = [
-        _mismatch(metrics, worst_token),
-        _alert(events),
-        _spike(metrics),
-        _tool(metrics),
-        _dropped(dropped or {}),
-        _change(metrics),
-    ]
-    return [one for one in found if one is not None]
+    found: list[_Onset] = []
+    for step, lasts, change in sorted(_changes(curves, health or HealthSpec()), key=_by_size):
+        # Of a fault that lasts, metrics of the batch and of what ended since may differ by a step.
+        apart = 1 if lasts else 0
+        near = [one for one in found if abs(one.step - step) <= apart and one.lasts >= lasts]
+        onset = near[0] if near else _Onset(step, lasts)
+        if not near:
+            found.append(onset)
+        onset.changes.append(change)
+    lines = [_line(one, stage, worst_token) for one in found[:MOST_FINDINGS]]
+    return [*lines, *_alert(events)]
 
 
-def _mismatch(metrics: Metrics, worst_token: WorstToken | None) -> OverviewFinding | None:
-    name = "mismatch/logp_abs/max"
-    rows = [row for row in metrics if _number(row.get(name))]
-    if not rows:
-        return None
-    row = max(rows, key=lambda one: float(one[name]))
-    size = float(row[name])
-    step = int(row["step"])
-    verdict = "too much: " if size > ALARMING_MISMATCH else ""
-    text = f"{verdict}largest mismatch {size:.3g} nats, in step {step}"
-    token = worst_token(step) if worst_token is not None else None
-    if token is None:
-        link = _blame_link(row, "mismatch")
-        return OverviewFinding("mismatch", text, link)
-    link = {
-        "page": "trajectory",
-        "id": token.id,
-        "tab": "tokens",
-        "turn": token.turn,
-        "tokens": f"{token.token}-{token.token}",
-        "colour": "difference",
-    }
-    shown = f", token {token.text!r}" if token.text else ""
-    return OverviewFinding("mismatch", f"{text}{shown} of {token.id}", link)
+def _by_size(found: tuple[int, bool, MetricChange]) -> tuple[float, int, str]:
+    step, _, change = found
+    return -change.size, step, change.name
 
 
-def _alert(events: Iterable[Mapping[str, Any]]) -> OverviewFinding | None:
+def _changes(curves: Curves, health: HealthSpec) -> Iterator[tuple[int, bool, MetricChange]]:
+    """Each metric's: the step, whether it lasts, and what changed."""
+    nothing = (np.empty(0), np.empty(0))
+    steps, episodes = curves.get(_STEPS, nothing)
+    groups = curves.get("count/groups", nothing)[1]
+    spreads = curves.get(_SPREAD, nothing)[1]
+    # What matters is a low one, since a fault may widen it or leave none; noise is the usual one.
+    spreads = spreads[spreads > 0.0]
+    spread, usual = np.quantile(spreads, [0.25, 0.5]).tolist() if spreads.size else (0.0, 0.0)
+    for name, curve in curves.items():
+        gauge = gauge_of(name, health, spread)
+        if gauge is None:
+            continue
+        own, values = _filled(curve, steps) if _ABSENT_IS_0.fullmatch(name) else curve
+        noise, lead = 0.0, LEAST_STEPS
+        counts = groups if name.startswith("group/") else episodes
+        if counts.size and _OF_EPISODES.fullmatch(name):
+            share = float(np.clip(values.mean(), 0.0, 1.0))
+            noise, lead = float(np.sqrt(share * (1.0 - share) / max(1.0, np.median(counts)))), 1
+        if groups.size and REWARD.fullmatch(name):
+            # As if the rewards of a group were one.
+            noise = usual / float(np.sqrt(max(1.0, np.median(groups))))
+        found = change_points(values, gauge, noise=noise, lead=lead)
+        for one in found:
+            # A single evaluation is of few tasks, and nobody logs its noise.
+            if one.lasts or not name.startswith("eval/"):
+                change = MetricChange(name, one.before, one.after, one.size)
+                yield int(own[one.place]), one.lasts, change
+        if _IDEALLY_0.fullmatch(name) and values.size and not found:
+            level = float(np.median(values[:WINDOW]))
+            if (size := float(gauge.worth(np.array(level))) / _FROM_THE_FIRST) >= 1.0:
+                yield int(own[0]), True, MetricChange(name, level, level, min(size, LARGEST))
+        if _SOURCE.fullmatch(name):
+            yield from _gone(name, curve, steps)
+
+
+def _gone(
+    name: str, curve: tuple[F64, F64], steps: F64
+) -> Iterator[tuple[int, bool, MetricChange]]:
+    """Since when a metric of every step is logged no more."""
+    own, values = curve
+    for one in change_points(np.isin(steps, own).astype(np.float64), Gauge(SHARE, -1)):
+        # A source of few tasks may miss a step or two by chance.
+        if one.lasts and one.place <= steps.size - WINDOW:
+            step = int(steps[one.place])
+            last = float(values[own < step][-1])
+            yield step, True, MetricChange(name, last, None, one.size)
+
+
+def _filled(curve: tuple[F64, F64], steps: F64) -> tuple[F64, F64]:
+    """A count or share that a step without any does not log."""
+    own, values = curve
+    every = np.union1d(steps, own)
+    filled = np.zeros(every.size)
+    filled[np.searchsorted(every, own)] = values
+    return every, filled
+
+
+def _line(onset: _Onset, stage: str | None, worst_token: WorstToken | None) -> OverviewFinding:
+    first, *others = onset.changes
+    row = {"step": onset.step, "stage": stage}
+    when = f"from step {onset.step} on" if onset.lasts else f"in step {onset.step}"
+    names = list(dict.fromkeys(one.name for one in others if one.name != first.name))
+    beside = f"; so did {', '.join(names[:2])}" if names else ""
+    beside += f" and {len(names) - 2} more" if len(names) > 2 else ""
+    text = f"{when} {_told(first)}{beside}"
+    query = _step_term(row) + _showing(first.name)
+    return OverviewFinding(
+        "change" if onset.lasts else "spike",
+        text,
+        _evidence(first.name, row, query, worst_token),
+        step=onset.step,
+        query=query,
+        metrics=onset.changes[:_MOST_METRICS],
+        chart={"page": "metrics", "filter": first.name, "at": onset.step, **_stage(row)},
+    )
+
+
+def _told(change: MetricChange) -> str:
+    if change.after is None:
+        return f"{change.name} is logged no more, before {change.before:.3g}"
+    if change.after == change.before:
+        return f"{change.name} is {change.after:.3g}"
+    return f"{change.name} went from {change.before:.3g} to {change.after:.3g}"
+
+
+def _showing(name: str) -> str:
+    """What finds the episodes of a step that show a change of a metric."""
+    if tool := _TOOL.fullmatch(name):
+        only = f" {term('tool', tool[1])}" if tool[1] else ""
+        return f"{only} tool_errors>=1"
+    status = {"length/truncated_frac": "truncated", "excluded_frac": "failed"}.get(name)
+    return f" status:{status}" if status else " purpose:train"
+
+
+def _evidence(
+    name: str, row: Mapping[str, Any], query: str, worst_token: WorstToken | None
+) -> Mapping[str, Any]:
+    """The page that shows why."""
+    if name.startswith("mismatch/logp_abs"):
+        token = worst_token(row["step"]) if worst_token is not None else None
+        if token is None:
+            return _blame_link(row, "mismatch")
+        return {
+            "page": "trajectory",
+            "id": token.id,
+            "tab": "tokens",
+            "turn": token.turn,
+            "tokens": f"{token.token}-{token.token}",
+            "colour": "difference",
+        }
+    for signal in _BLAMED:
+        if name in LOGGED[signal]:
+            return _blame_link(row, signal)
+    return {"page": "trajectories", "query": query}
+
+
+_BLAMED: tuple[Signal, ...] = ("loss", "entropy", "clipped")
+
+
+def _alert(events: Iterable[Mapping[str, Any]]) -> list[OverviewFinding]:
     alerts = [event for event in events if event.get("level") in ("warning", "error")]
     if not alerts:
-        return None
+        return []
     event = max(alerts, key=lambda one: float(one.get("time", 0.0)))
     which = f"newest of {len(alerts)} alerts: " if len(alerts) > 1 else ""
     text = f"{which}{event.get('message', event.get('event', ''))}"
-    return OverviewFinding("alert", text, alert_link(event))
+    return [OverviewFinding("alert", text, alert_link(event))]
+
+
+def dropped_link(reason: str) -> dict[str, Any]:
+    """Where the trajectories are that were not trained for a reason."""
+    return {"page": "trajectories", "query": term("drop", reason)}
 
 
 def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,92 +278,6 @@ def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
             query += " status:failed"
         return {"page": "trajectories", "query": query}
     return {"page": "overview"}
-
-
-def _spike(metrics: Metrics) -> OverviewFinding | None:
-    """The step whose loss, entropy or share of clipped tokens is farthest from what is usual."""
-    found: list[tuple[float, OverviewFinding]] = []
-    for signal in _SPIKING:
-        names = LOGGED[signal]
-        rows = [row for row in metrics if all(_number(row.get(name)) for name in names)]
-        if len(rows) < _LEAST_STEPS:
-            continue
-        values = np.array([sum(float(row[name]) for name in names) for row in rows])
-        middle = float(np.median(values))
-        away = np.abs(values - middle)
-        # A share of the middle is added, since a flat curve would have spikes of noise.
-        usual = float(np.median(away)) + 0.02 * abs(middle) + 1e-6
-        place = int(np.argmax(away))
-        size = float(away[place]) / usual
-        if size > SPIKE:
-            step = int(rows[place]["step"])
-            text = (
-                f"{' + '.join(names)} was {values[place]:.3g} in step {step}, where {middle:.3g} "
-                "is usual"
-            )
-            link = _blame_link(rows[place], signal)
-            found.append((size, OverviewFinding("spike", text, link)))
-    return _largest(found)
-
-
-def _tool(metrics: Metrics) -> OverviewFinding | None:
-    """The tool and step with the largest share of failed calls."""
-    shares = [
-        (float(value), name.split("/")[1], place)
-        for place, row in enumerate(metrics)
-        for name, value in row.items()
-        if _TOOL_ERRORS.fullmatch(name) and _number(value)
-    ]
-    if not shares:
-        return None
-    share, tool, place = max(shares)
-    if share < ALARMING_TOOL_ERRORS:
-        return None
-    query = f"tool:{tool} tool_errors>=1 {_step_term(metrics[place])}"
-    step = int(metrics[place]["step"])
-    text = f"tool {tool} failed in {share:.0%} of its calls, in step {step}"
-    return OverviewFinding("tool", text, {"page": "trajectories", "query": query})
-
-
-def _dropped(dropped: Mapping[str, int]) -> OverviewFinding | None:
-    if not dropped:
-        return None
-    reason, count = max(dropped.items(), key=lambda item: item[1])
-    total = sum(dropped.values())
-    share = f", {count} of them for {reason}" if count < total else f": {reason}"
-    text = f"{total} trajectories were not trained{share}"
-    return OverviewFinding("dropped", text, {"page": "trajectories", "query": f'drop:"{reason}"'})
-
-
-def _change(metrics: Metrics) -> OverviewFinding | None:
-    """The watched metric whose last quarter differs most from its first, in standard errors."""
-    found: list[tuple[float, OverviewFinding]] = []
-    for name in WATCHED:
-        rows = [row for row in metrics if _number(row.get(name))]
-        quarter = len(rows) // 4
-        if quarter < 2:
-            continue
-        first = rows[:quarter]
-        last = rows[-quarter:]
-        before = np.array([float(row[name]) for row in first])
-        after = np.array([float(row[name]) for row in last])
-        change = float(after.mean() - before.mean())
-        error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / quarter)
-        # Likewise: without a share of the mean, a metric that hardly varies would always win.
-        size = abs(change) / (error + 0.02 * max(abs(before.mean()), abs(after.mean())))
-        if change:
-            link = {"page": "behaviour", "a": _range(first), "b": _range(last), **_stage(last[0])}
-            text = (
-                f"{name} went from {before.mean():.3g} (steps {link['a']}) to {after.mean():.3g} "
-                f"(steps {link['b']})"
-            )
-            found.append((size, OverviewFinding("change", text, link)))
-    return _largest(found)
-
-
-def _largest(found: Sequence[tuple[float, OverviewFinding]]) -> OverviewFinding | None:
-    _, finding = max(found, key=lambda one: one[0], default=(0.0, None))
-    return finding
 
 
 def _blame_link(row: Mapping[str, Any], signal: str) -> dict[str, Any]:
@@ -237,11 +297,3 @@ def _of_stage(query: str, row: Mapping[str, Any]) -> str:
 def _stage(row: Mapping[str, Any]) -> dict[str, str]:
     stage = row.get("stage")
     return {"stage": stage} if isinstance(stage, str) and stage else {}
-
-
-def _range(rows: Metrics) -> str:
-    return f"{int(rows[0]['step'])}..{int(rows[-1]['step'])}"
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

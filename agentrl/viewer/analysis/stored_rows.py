@@ -91,7 +91,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[Row]:
 
 NO_CALL = "(no call)"
 UNREADABLE = "(unreadable call)"
-EPISODE_COLUMNS = ("id", "task_id", "reward", "prompt", "turns")
+EPISODE_COLUMNS = ("id", "task_id", "step", "reward", "prompt", "turns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ class Episode:
         texts: the policy's text, by turn.
         calls: by turn, each call as ``tool outcome``, such as ``python timeout``.
         reward: None where it failed or was cancelled.
+        step: in which it ended.
     """
 
     id: str
@@ -113,6 +114,7 @@ class Episode:
     texts: tuple[str, ...]
     calls: tuple[tuple[str, ...], ...]
     reward: float | None
+    step: int = 0
 
 
 def read_episodes(
@@ -132,6 +134,7 @@ def read_episodes(
             texts=tuple(turn["text"] for turn in turns),
             calls=tuple(tuple(_call(call) for call in turn["calls"]) for turn in turns),
             reward=row["reward"],
+            step=row["step"],
         )
 
 

@@ -23,6 +23,7 @@ from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.viewer_error import ViewerError
 from agentrl.viewer.views.comparisons import group_of_rows
+from agentrl.viewer.views.metrics_view import metrics_view
 from agentrl.viewer.views.run_view import overview, run_row, run_view
 from agentrl.viewer.views.token_view import rendered_view, token_view
 from agentrl.viewer.views.trajectory_view import trajectory_view
@@ -163,7 +164,7 @@ class ExportedAnswers:
             self._add("/api/runs", {"runs": [run_row(run)]})
             self._add(self._root, run_view(run))
             self._add(f"{self._root}/overview", self._overview())
-            self._add(f"{self._root}/metrics", run.metrics.as_json(run.metrics.names()))
+            self._add(f"{self._root}/metrics", metrics_view(run, run.metrics.names()))
             shown = {"total": len(self.rows), "rows": self.rows}
             self._add(f"{self._root}/trajectories", shown)
             self._add(f"{self._root}/facets", self._facets())
@@ -231,8 +232,11 @@ class ExportedAnswers:
     def _overview(self) -> dict[str, Any]:
         """The overview; what leads out of the file is no link."""
         found = overview(self._run)
-        for entry in (*found["findings"], *found["alerts"]):
+        for entry in (*found["findings"], *found["alerts"], *found["dropped"]):
             entry["link"] = self._link(entry["link"])
+        for finding in found["findings"]:
+            finding["chart"] = None
+            finding["episodes"] = [own for own in finding["episodes"] if own in self._views]
         return found
 
     def _link(self, link: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -53,11 +53,13 @@
   };
 
   const metrics = async (answer, params) => {
-    const { names, stages } = await answer.json();
-    const wanted = ["step", "time", ...(params.get("names") ?? "").split(",")];
-    const chosen = (columns) => wanted.filter((name) => has(columns, name)).map((name) => [name, columns[name]]);
-    const of = ({ stage, columns }) => ({ stage, columns: Object.fromEntries(chosen(columns)) });
-    return json({ names, stages: stages.map(of) });
+    const { stages, ...rest } = await answer.json();
+    const wanted = params.getAll("names");
+    const of = ({ series, ...stage }) => {
+      const chosen = wanted.filter((name) => has(series, name)).map((name) => [name, series[name]]);
+      return { ...stage, series: Object.fromEntries(chosen) };
+    };
+    return json({ ...rest, stages: stages.map(of) });
   };
 
   const idsOf = ({ ids }) => new Int32Array(bytesOf(ids.data).buffer);
@@ -93,8 +95,8 @@
     return id === null ? path : `${path}?id=${id}`;
   };
 
-  // what is not in the file is not offered
-  globalThis.agentrlWithout = new Set(["behaviour", "blame", "retokenise"]);
+  // what is not in the file, or takes a server, is not offered
+  globalThis.agentrlWithout = new Set(["behaviour", "blame", "retokenise", "settings", "csv", "tags"]);
 
   globalThis.fetch = async (resource, options = {}) => {
     const url = new URL(String(resource), "http://export.invalid/");

@@ -161,7 +161,7 @@ def note_labels(run: RunDirectory) -> tuple[dict[str, str], list[str]]:
     labels: dict[str, set[str]] = {}
     for note in book.all():
         labels.setdefault(note.trajectory, set()).update(note.labels)
-    return {key: joined(sorted(own)) for key, own in labels.items() if own}, book.damage
+    return {key: joined(sorted(own)) for key, own in labels.items() if key and own}, book.damage
 
 
 _WHOLE_EVERY = 10

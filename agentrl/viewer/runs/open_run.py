@@ -163,6 +163,7 @@ class OpenRun(Closing):
         self._refreshed_at = -_FRESH_S
         self._mask = SecretMask()
         self._damage: list[str] = []
+        self._settings: tuple[Stamp | None, Mapping[str, Any], str] | None = None
         self.worst_tokens: dict[tuple[int, str | None], BlameRow | None] = {}
         """By step and stage (``views.run_view``)."""
 
@@ -206,10 +207,22 @@ class OpenRun(Closing):
         self.refresh_index(0.0 if looking else _FRESH_S)
         return self._index.file_of(trajectory_id)
 
-    @cached_property
+    def settings(self) -> tuple[Mapping[str, Any], str]:
+        """``config.resolved.yaml`` as it is now, and why it cannot be read; where there is none,
+        nothing of either.
+        """
+        path = self.directory.config_path
+        stamp = stamps_of([path]).get(path)
+        if self._settings is None or self._settings[0] != stamp:
+            num_faults = len(self._damage)
+            found = self._loaded(path, parse_yaml)
+            self._settings = (stamp, found, "".join(self._damage[num_faults:]))
+        return self._settings[1:]
+
+    @property
     def config(self) -> Mapping[str, Any]:
-        """``config.resolved.yaml``; empty where there is none that can be read."""
-        return self._loaded(self.directory.config_path, parse_yaml)
+        """The settings; empty where none can be read."""
+        return self.settings()[0]
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -218,7 +231,10 @@ class OpenRun(Closing):
 
     def _loaded(self, path: Path, parse: Callable[[bytes], Any]) -> Mapping[str, Any]:
         try:
-            return mapping(parse(read_regular(path)))
+            found = parse(read_regular(path))
+            if found is not None and not isinstance(found, Mapping):
+                raise ValueError(f"it holds no mapping, but a {type(found).__name__}")
+            return found or {}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -236,7 +252,8 @@ class OpenRun(Closing):
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of ``events.jsonl`` so far."""
-        restarted, found = self._event_lines.take()
+        restarted, taken = self._event_lines.take()
+        found = list(taken)
         faults = list(map(event_fault, found))
         self._damage += filter(None, faults)
         records = [one for one, fault in zip(found, faults, strict=True) if not fault]

@@ -18,6 +18,8 @@ const MODULES = {
   runs: () => import("./pages/runs.js").then((module) => module.RunsPage),
   compare: () => import("./pages/compare.js").then((module) => module.ComparePage),
   overview: () => import("./pages/overview.js").then((module) => module.OverviewPage),
+  metrics: () => import("./pages/metrics.js").then((module) => module.MetricsPage),
+  settings: () => import("./pages/settings.js").then((module) => module.SettingsPage),
   trajectories: () => import("./pages/trajectories.js").then((module) => module.TrajectoriesPage),
   trajectory: () => import("./trajectory/page.js").then((module) => module.TrajectoryPage),
   group: () => import("./pages/group.js").then((module) => module.GroupPage),
@@ -30,9 +32,11 @@ const MODULES = {
 /** Pages of a run in the navigation: name, title, the key after g. */
 const TABS = [
   ["overview", "Overview", "o"],
+  ["metrics", "Metrics", "m"],
   ["trajectories", "Trajectories", "t"],
   ["behaviour", "Behaviour", "b"],
   ["blame", "Blame", "l"],
+  ["settings", "Settings", "e"],
 ].filter(([name]) => offers(name));
 
 const helpShown = signal(false);

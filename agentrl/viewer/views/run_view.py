@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from agentrl.errors import DataError, StoreError
 from agentrl.guards.parsing import mapping
+from agentrl.metrics.monitors import HealthSpec
 from agentrl.viewer.analysis.blame import BlameRow
-from agentrl.viewer.analysis.findings import alert_link, findings
+from agentrl.viewer.analysis.findings import (
+    OverviewFinding,
+    alert_link,
+    dropped_link,
+    findings,
+)
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import blame_of_step
+from agentrl.viewer.views.settings_view import stages_in
 
 logger = logging.getLogger(__name__)
 
@@ -100,22 +109,8 @@ def stages_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
             "algorithm": mapping(stage.get("algorithm")).get("name"),
             "steps": mapping(stage.get("train")).get("steps"),
         }
-        for stage in _stages(config)
+        for stage in stages_in(config)
     ]
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolved configuration, its stages by name, so that those of two runs can be compared."""
-    stages = {
-        str(stage.get("name")): {name: value for name, value in stage.items() if name != "name"}
-        for stage in _stages(config)
-    }
-    return {**config, "stages": stages}
-
-
-def _stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    stages = config.get("stages")
-    return [one for one in stages if isinstance(one, dict)] if isinstance(stages, list) else []
 
 
 def steps_of(config: Mapping[str, Any], stage: object) -> int | None:
@@ -128,36 +123,15 @@ def _sparkline(run: OpenRun) -> tuple[str | None, Sequence[tuple[float, float]]]
     """The first headline metric of the newest stage, thinned out."""
     stage = run.metrics.stage(run.metrics.newest_stage)
     for name in _HEADLINES:
-        points = stage.series(name)
+        points = stage.series(name).thinned(_POINTS).points()
         if len(points) > 1:
-            stride = -(-len(points) // _POINTS)
-            return name, [*points[:-1:stride], points[-1]]
+            return name, points
     return None, []
 
 
 _MOST_ALERTS = 200
-_CHARTS: Sequence[tuple[str, Sequence[str]]] = (
-    ("Reward", ("reward/mean", "reward/std")),
-    ("Accuracy", ("accuracy/mean", "reward_model/accuracy")),
-    ("Evaluation", (r"eval/.+",)),
-    ("Loss", ("policy/loss", "policy/nll", "reward_model/loss")),
-    ("Entropy", ("policy/entropy",)),
-    ("Information of answers about questions", ("answer/question_mi",)),
-    ("Length", ("length/response/mean", "length/response/max")),
-    ("Turns", ("turns/mean", "tool/calls_per_traj")),
-    ("Tool errors", (r"tool/[^/]+/error_frac", r"tool/error/.+_frac")),
-    ("Mismatch of sampler and trainer", ("mismatch/logp_abs/mean", "mismatch/logp_abs/max")),
-    ("KL divergence", ("policy/kl_ref", "policy/kl_old", "mismatch/k3_kl")),
-    ("Clipping", (r"policy/clip_frac_.+",)),
-    ("Gradient norm", ("optim/grad_norm",)),
-    ("Staleness", (r"async/staleness/.+",)),
-    ("Without signal", ("group/zero_std_frac", "excluded_frac")),
-    ("Speed", ("perf/tokens_per_s", "perf/rollout_tokens_per_s")),
-    ("Seconds", ("time/step_s", "time/wait_rollout_s", "time/update_s")),
-    ("Idle rollouts", ("time/idle_frac",)),
-)
-"""Title, and the metrics as patterns; what a run does not log is left out."""
-_MOST_LINES = 6
+_EPISODES = 3
+"""Of a finding."""
 
 
 def overview(run: OpenRun) -> dict[str, Any]:
@@ -169,20 +143,45 @@ def overview(run: OpenRun) -> dict[str, Any]:
     run.metrics.refresh()
     alerts = [located(run, event) for event in run.events() if event.get("level") != "info"]
     stage = _trained_by_rewards(run)
-    reasons = run.index().facets()["columns"].get("drop_reason", [])
+    own = run.metrics.stage(stage)
     found = findings(
-        [located(run, row, stage) for row in run.metrics.stage(stage).rows()],
+        {name: (one.step, one.value) for name in sorted(own.names()) for one in [own.series(name)]},
         alerts,
-        dropped={reason: count for reason, count in reasons if reason},
         worst_token=lambda step: _worst_token(run, step, stage),
+        stage=stage if len(run.metrics.stages) > 1 else None,
+        health=_health(run, stage),
     )
     return {
-        "findings": list(map(asdict, found)),
+        "findings": [{**asdict(one), "episodes": _episodes(run, one)} for one in found],
         "kept": kept_of_run(run),
-        "charts": _charts(run.metrics.names()),
+        "dropped": [
+            {"reason": reason, "count": count, "link": dropped_link(reason)}
+            for reason, count in run.index().facets()["columns"].get("drop_reason", [])
+            if reason
+        ],
+        "headlines": [name for name in _HEADLINES if name in run.metrics.names()],
         "evaluations": _evaluations(run),
         "alerts": [alert(event) for event in alerts[-_MOST_ALERTS:]],
     }
+
+
+def _episodes(run: OpenRun, finding: OverviewFinding) -> list[str]:
+    """The first episodes that show it."""
+    if not finding.query:
+        return []
+    rows = run.index().page(finding.query, "id", limit=_EPISODES).rows
+    return [row["id"] for row in rows]
+
+
+def _health(run: OpenRun, stage: str | None) -> HealthSpec:
+    """The thresholds of a stage; the defaults where this agentrl does not know its settings."""
+    for own in stages_in(run.config):
+        if own.get("name") == stage:
+            health = mapping(own.get("health"))
+            known = {name: health[name] for name in HealthSpec.model_fields if name in health}
+            with suppress(ValidationError):
+                return HealthSpec.model_validate(known)
+    return HealthSpec()
 
 
 def kept_of_run(run: OpenRun) -> list[dict[str, Any]]:
@@ -207,12 +206,11 @@ def alert(event: Mapping[str, Any]) -> dict[str, Any]:
     return {**shown, "text": event.get("message"), "link": alert_link(event)}
 
 
-def located(run: OpenRun, row: Mapping[str, Any], stage: str | None = None) -> dict[str, Any]:
-    """A line of events or metrics, with its stage where a link to its step must name it: where the
-    run has several.
+def located(run: OpenRun, event: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of events, with its stage where a link to its step must name it: where the run has
+    several.
     """
-    several = len(run.metrics.stages) > 1
-    return {**row, "stage": (stage or row.get("stage")) if several else None}
+    return {**event, "stage": event.get("stage") if len(run.metrics.stages) > 1 else None}
 
 
 def _trained_by_rewards(run: OpenRun) -> str | None:
@@ -235,15 +233,6 @@ def _worst_token(run: OpenRun, step: int, stage: str | None) -> BlameRow | None:
     return run.worst_tokens[key]
 
 
-def _charts(names: Sequence[str]) -> list[dict[str, Any]]:
-    charts = []
-    for title, patterns in _CHARTS:
-        drawn = [name for pattern in patterns for name in names if re.fullmatch(pattern, name)]
-        if drawn:
-            charts.append({"title": title, "names": drawn[:_MOST_LINES]})
-    return charts
-
-
 def _evaluations(run: OpenRun) -> dict[str, dict[str, Any]]:
     """By label, what was measured when."""
     found: dict[str, dict[str, Any]] = {}
@@ -256,7 +245,7 @@ def _evaluations(run: OpenRun) -> dict[str, dict[str, Any]]:
             of_stage = f" of {stage}" if len(run.metrics.stages) > 1 else ""
             for name in sorted(own.names()):
                 if name.startswith("eval/"):
-                    step, value = own.series(name)[-1]
-                    values = found.setdefault(name.removeprefix("eval/"), {})
-                    values[f"step {step:g}{of_stage}"] = value
+                    for step, value in own.series(name).points()[-1:]:
+                        values = found.setdefault(name.removeprefix("eval/"), {})
+                        values[f"step {step:g}{of_stage}"] = value
     return found

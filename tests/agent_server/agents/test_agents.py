@@ -32,6 +32,8 @@ def ended(trajectory: Trajectory) -> tuple[str, float | None, list[int | None]]:
         "openai_sdk stream",
         "openai_sdk id",
         "openai_sdk stream id",
+        "anthropic_sdk",
+        "anthropic_sdk stream",
         "openai_agents plain",
         "openai_agents streamed",
         "openai_agents by_id",
@@ -154,3 +156,13 @@ async def test_smolagents_code_agents_run_what_the_policy_writes(play: Play) -> 
     trajectory = await play("smolagents_program code", turns, ANSWER)
     assert ended(trajectory)[:2] == ("terminated", 1.0)
     assert "43" in str(trajectory.turns[1].observed[-1]["content"])
+
+
+async def test_mini_swe_agent_runs_what_the_policy_asks_for_in_one_sequence(play: Play) -> None:
+    done = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo 43 cents"
+    turns = [call("bash", command="echo it costs 43"), call("bash", command=done)]
+    trajectory = await play("mini_swe_program", turns, ANSWER)
+    assert ended(trajectory) == ("terminated", 1.0, [None, 0])
+    (record,) = trajectory.turns[0].calls
+    assert record.result is not None
+    assert "it costs 43" in record.result.content

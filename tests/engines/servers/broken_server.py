@@ -86,7 +86,7 @@ def broken_server(behaviours: Mapping[str, Behaviour]) -> Iterator[BrokenServer]
         yield server
     finally:
         server.vanish()
-        thread.join(10)
+        thread.join(DEADLINE_S)
 
 
 def says(content: bytes, status: int = 200) -> Behaviour:
@@ -155,5 +155,5 @@ def keeps_silent(handler: Handler) -> None:
     """No answer until the server ends."""
     server = handler.server
     assert isinstance(server, BrokenServer)
-    server.ending.wait(60)
+    server.ending.wait(DEADLINE_S)
     handler.close_connection = True

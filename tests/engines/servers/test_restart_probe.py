@@ -25,8 +25,6 @@ from tests.kit.waiting import until
 
 __all__ = ["place"]
 
-DEADLINE_S = 60
-
 
 @pytest.fixture
 def score(tmp_path: Path) -> Path:
@@ -143,6 +141,7 @@ def test_a_server_that_restarts_in_the_middle_of_a_publish_gets_the_new_version(
     assert engine.health().policy_version == 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("sender", [HttpSender, SharedMemorySender, DiskSender])
 def test_an_update_that_every_server_dies_in_is_served_by_those_that_come_later(
     engine: SGLangEngine, score: Path

@@ -232,6 +232,7 @@ def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(bui
         build(told_digests("2e"), sender=None, **told_digests("1f"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("values", "digests", "fault"),

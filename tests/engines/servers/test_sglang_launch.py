@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from agentrl.engines import SharedGpus
+from agentrl.engines.servers.client import WeightLabels
 from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.server import Server
 from agentrl.engines.sglang import SGLangEngineSpec
 from agentrl.engines.sglang.launch import SGLangServers, kv_memory_fraction
 from agentrl.errors import ConfigError, MachineError
@@ -220,3 +222,20 @@ def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(tmp_pa
     )
     assert "--skip-tokenizer-init" not in words()
     assert "--disable-fast-image-processor" in words()
+
+
+@pytest.mark.parametrize("ran_out", [True, False])
+async def test_a_server_that_ran_out_of_memory_names_the_settings(ran_out: bool) -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory." if ran_out else "no such option"
+    kind = servers(command=(sys.executable, "-c", f"raise SystemExit({said!r})"))
+    server = Server(0, kind, WeightLabels("ours"))
+    with pytest.raises(MachineError) as caught:
+        await server.start(Path("model"), "ours.0")
+    told = str(caught.value)
+    await server.end()
+    assert said in told
+    remedy = (
+        "ended while it started out of memory (lower rollout.sglang.kv_memory_fraction, or raise "
+        "rollout.sglang.tp_size); the end of its log"
+    )
+    assert (remedy in told) == ran_out

@@ -16,8 +16,6 @@ from agentrl.engines.servers.orphan_cleanup import reap_servers
 from agentrl.engines.servers.process import FOLDER_PREFIX, ServerProcess
 from tests.kit.waiting import is_alive, until
 
-DEADLINE_S = 60
-
 # A server as far as processes go: a child in its session, one in a session of its own, one that
 # lost its environment, shared memory that a tracker looks after, shared memory that nobody does,
 # and a temporary file.
@@ -138,6 +136,7 @@ def test_a_lifeline_that_is_told_to_end_ends_its_server(process: ServerProcess, 
     until(family.is_gone)
 
 
+@pytest.mark.slow
 def test_what_is_left_when_owner_and_lifeline_are_killed_together_is_reaped(
     owner: subprocess.Popen[bytes], log: Path
 ) -> None:

@@ -26,6 +26,7 @@ from agentrl.weight_sync import HttpSender
 from tests.engines.servers.broken_server import holds_back
 from tests.engines.sglang.conftest import Neighbour
 from tests.engines.sglang.models import CONTEXT, HuggingFace, publish
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import rollout_spec
 
 pytestmark = pytest.mark.sglang
@@ -58,7 +59,7 @@ async def served(
     server = StandaloneServer(parts, kept.append)
     url = await server.start()
     try:
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
             opened = (await http.post(f"{url}/episodes", json={})).raise_for_status().json()
             async with AsyncOpenAI(
                 base_url=opened["base_url"], api_key="any", max_retries=0

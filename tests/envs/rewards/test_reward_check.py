@@ -25,7 +25,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "text_format": {"pattern": r"<think>.*</think>\s*<answer>.*</answer>"},
     "length_cost": {"free": 10, "full": 20},
     "math_answer": {"cpu_s": 1},
-    "unit_tests": {"timeout_s": 1},
+    "unit_tests": {"timeout_s": 5},
 }
 TESTS = ["assert add(1, 2) == 3", "assert all(map(add, [1], [-2]))"]
 
@@ -40,6 +40,7 @@ def built_in(name: str, **more: Any) -> Callable[[EpisodeView], Any]:
     return reward
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - {"judge"}))
 def test_built_in_rewards_stand_every_hostile_answer(name: str) -> None:
     check_reward(built_in(name), task())

@@ -24,6 +24,7 @@ from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
 from agentrl.sandbox.forkserver.hosts import close_servers
 from tests.kit.http import free_port
+from tests.kit.waiting import DEADLINE_S
 
 from .conftest import Engine
 
@@ -97,7 +98,7 @@ async def test_an_engine_behind_tls_serves_runs_and_large_files(
                     assert (result.stdout, result.files["in"] == data) == (b"3000000\n", True)
 
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(DEADLINE_S),
             asyncio.TaskGroup() as sandboxes,
         ):  # much goes both ways at once
             for _ in range(4):
@@ -140,7 +141,7 @@ def podman(folder: Path) -> Iterator[str]:
     yield address
     close_servers()
     service.terminate()
-    service.wait(60)
+    service.wait(DEADLINE_S)
     subprocess.run(["umount", f"{folder}/root/overlay"], check=False, capture_output=True)
 
 

@@ -59,6 +59,7 @@ class Recorder:
         self.directory = RunDirectory.create(
             root,
             {"seed": 3, "created": "2026-11-22T10:00:00Z", "command": ["agentrl", "train", words]},
+            f"run: {{hostile: {json.dumps(words)}}}\n"
             f"stages:\n  - {{name: rl, train: {{steps: {STEPS}}}, algorithm: {{name: grpo}}}}\n",
         )
         (self.directory.models_folder / "start").mkdir(parents=True)
@@ -154,7 +155,7 @@ class Recorder:
                 "turns/mean": 2.0,
                 "mismatch/logp_abs/max": 0.05 + 0.4 * (step == 3),
                 "mismatch/logp_abs/mean": 0.05,
-                **{name: 1.0 for name in HOSTILE_NAMES if self.words},
+                **{name: 1.0 for name in (*HOSTILE_NAMES, HOSTILE) if self.words},
             }
         )
         lines.close()
@@ -181,13 +182,14 @@ def record(root: Path, words: str = "", steps: int = STEPS) -> Recorder:
     return recorder
 
 
-def record_two_stages(root: Path, lr: float) -> None:
+def record_two_stages(root: Path, lr: float, seed: int) -> RunDirectory:
     """Metrics alone: a warm-up of 60 steps with rewards near 1, then 50 steps of ``rl`` whose
     reward is the step times ``lr``, with two held-out sets: one evaluated before and after, one
     before alone.
     """
     stages = [{"name": "warmup"}, {"name": "rl", "optim": {"lr": lr}}]
-    directory = RunDirectory.create(root, {"seed": 3}, json.dumps({"stages": stages}))
+    config = {"run": {"seed": seed}, "stages": stages}
+    directory = RunDirectory.create(root, {"seed": seed}, json.dumps(config))
     lines = JsonlWriter(directory.metrics_path)
     for step in range(1, 61):
         lines.append({"step": step, "stage": "warmup", "time": 100.0 + step, "reward/mean": 0.9})
@@ -197,6 +199,7 @@ def record_two_stages(root: Path, lr: float) -> None:
         row = {"step": step, "stage": "rl", "time": 200.0 + step, "reward/mean": step * lr}
         lines.append(row | ({"eval/code/greedy": 0.75} if step == 50 else {}))
     lines.close()
+    return directory
 
 
 def record_long(root: Path, turns: int) -> None:

@@ -39,7 +39,12 @@ def test_pages_are_reached_by_g_and_a_letter(
     page = open_page(viewer, f"#/run/{key_of('sums')}")
     expect(page.locator(".chart").first).to_be_visible()
 
-    for letter, title in (("t", "Trajectories"), ("b", "Behaviour"), ("l", "Blame")):
+    for letter, title in (
+        ("m", "Metrics"),
+        ("t", "Trajectories"),
+        ("b", "Behaviour"),
+        ("l", "Blame"),
+    ):
         page.keyboard.press("g")
         page.keyboard.press(letter)
         expect(page.locator("h1")).to_have_text(title)
@@ -243,7 +248,7 @@ def test_a_group_is_read_by_keys(viewer: Address, open_page: Open, key_of: Keys)
 
 
 def test_a_point_of_a_chart_opens_its_step(viewer: Address, open_page: Open, key_of: Keys) -> None:
-    page = open_page(viewer, f"#/run/{key_of('sums')}")
+    page = open_page(viewer, f"#/run/{key_of('sums')}/metrics")
     plot = page.get_by_role("application").first
     expect(page.locator(".chart canvas").nth(5)).to_be_visible()
     plot.focus()

@@ -35,7 +35,7 @@ def test_points_arrive_on_the_overview_and_a_zoom_stays(live: Recorder, open_pag
         live.metrics(step)
     with viewing(live.directory.root) as address:
         page = open_page(address)
-        plot = page.get_by_role("application", name=re.compile("^Reward"))
+        plot = page.get_by_role("application", name=re.compile("^reward.mean:"))
         expect(plot).to_have_attribute("aria-label", re.compile("4 points by step; .*0.5 now"))
         over = plot.locator(".u-over")
         box = over.bounding_box()

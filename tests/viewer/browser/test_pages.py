@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from agentrl.viewer.launch import Address
 from tests.viewer.browser.conftest import Complaints, Open
-from tests.viewer.browser.runs import record_two_stages
+from tests.viewer.browser.runs import HOSTILE, record_two_stages
 from tests.viewer.server.viewers import Client, viewing
 
 AXE = (Path(__file__).parents[1] / "vendor" / "axe.js").read_text()
@@ -26,7 +27,7 @@ COLOURED = """() => Object.fromEntries([...document.querySelectorAll(".chart")].
 PAGES = {
     "runs": ("#/", "sums"),
     "overview": ("#/run/KEY", "Look here"),
-    "overview by time": ("#/run/KEY?x=time", "Entropy"),
+    "metrics": ("#/run/KEY/metrics?x=time&smooth=0.5&pins=turns/mean", "policy/entropy"),
     "trajectories": ("#/run/KEY/trajectories", "48 found"),
     "query that is none": ("#/run/KEY/trajectories?query=nonsense%3A1", "nonsense"),
     "group": ("#/run/KEY/group/2", "First divergence"),
@@ -34,7 +35,8 @@ PAGES = {
     "diff": ("#/run/KEY/diff?a=2-0-0&b=2-1-0", "differing stretches"),
     "behaviour": ("#/run/KEY/behaviour", "Phrases"),
     "blame": ("#/run/KEY/blame?signal=mismatch", "The parts of mismatch"),
-    "compare": ("#/compare?runs=KEY,KEY", "What differs"),
+    "settings": ("#/run/KEY/settings", "stages.rl.train.steps"),
+    "compare": ("#/compare?runs=KEY,OTHER", "What differs"),
     "no page": ("#/nowhere", "No page has this address"),
 }
 
@@ -56,7 +58,8 @@ def test_a_page_opens_and_axe_finds_nothing(
     hash_, text = PAGES[name]
     if name == "query that is none":
         complaints.expect("status of 400")
-    page = open_page(viewer, hash_.replace("KEY", key_of("sums")), color_scheme=scheme)
+    hash_ = hash_.replace("KEY", key_of("sums")).replace("OTHER", key_of("empty"))
+    page = open_page(viewer, hash_, color_scheme=scheme)
 
     expect(page.locator("main")).to_contain_text(text)
     expect(page.get_by_text("Loading…")).to_have_count(0)
@@ -64,7 +67,7 @@ def test_a_page_opens_and_axe_finds_nothing(
     assert violations(page) == []
 
 
-@pytest.mark.parametrize("page_name", ["", "/trajectories", "/behaviour", "/blame"])
+@pytest.mark.parametrize("page_name", ["", "/metrics", "/trajectories", "/behaviour", "/blame"])
 def test_a_run_without_trajectories_says_so(
     page_name: str, viewer: Address, open_page: Open, key_of: Keys
 ) -> None:
@@ -77,8 +80,11 @@ def test_a_run_without_trajectories_says_so(
 @pytest.mark.parametrize(
     "hash_",
     [
-        "#/",
+        f"#/?columns=metric%3A{quote(HOSTILE)}%0Asetting%3Arun.hostile",
         "#/run/KEY",
+        "#/run/KEY/metrics",
+        "#/run/KEY/settings",
+        "#/compare?runs=KEY,OTHER",
         "#/run/KEY/trajectories",
         "#/run/KEY/group/2",
         "#/run/KEY/behaviour?a=1..1&b=2..2",
@@ -88,7 +94,8 @@ def test_a_run_without_trajectories_says_so(
 def test_what_a_run_says_is_text(
     hash_: str, viewer: Address, open_page: Open, key_of: Keys
 ) -> None:
-    page = open_page(viewer, hash_.replace("KEY", key_of("<img")))
+    hash_ = hash_.replace("KEY", key_of("<img")).replace("OTHER", key_of("sums"))
+    page = open_page(viewer, hash_)
 
     expect(page.get_by_text("Loading…")).to_have_count(0)
     name = page.locator("bdi", has_text="<img src=x onerror=hacked()> ⟨202E⟩eman").first
@@ -124,25 +131,36 @@ def test_a_run_that_is_gone_is_said(
     assert complaints.met
 
 
+def keys_of(address: Address) -> dict[str, str]:
+    with Client(address) as client:
+        return {run["name"]: run["key"] for run in client.get("/api/runs").json()["runs"]}
+
+
 def test_compare_draws_one_stage_and_names_the_settings_that_differ(
     tmp_path: Path, open_page: Open
 ) -> None:
-    rates = {"low": 0.001, "high": 0.01}
-    for name, lr in rates.items():
-        record_two_stages(tmp_path / name, lr)
+    for name, lr, seed in (("low", 0.001, 1), ("low2", 0.001, 2), ("high", 0.01, 1)):
+        record_two_stages(tmp_path / name, lr, seed)
     with viewing(tmp_path) as address:
-        with Client(address) as client:
-            keys = {run["name"]: run["key"] for run in client.get("/api/runs").json()["runs"]}
-        page = open_page(address, f"#/compare?runs={keys['low']},{keys['high']}")
-        plot = page.locator(".plot")
+        keys = keys_of(address)
+        runs = ",".join(keys[name] for name in ("low", "low2", "high"))
+        page = open_page(address, f"#/compare?runs={runs}&filter=mean")
+        plot = page.get_by_role("application", name=re.compile("^reward.mean:"))
 
-        # 51 steps of rl, none of the 60 of the warm-up; the last ones are 50 times the rate
-        expect(plot.first).to_have_attribute(
-            "aria-label", re.compile("51 points by step; low 0.05 now, high 0.5 now")
+        # 50 steps of rl, none of the 60 of the warm-up; the last ones are 50 times the rate
+        expect(plot).to_have_attribute(
+            "aria-label", re.compile("50 points by step; low, low2 0.05 now, high 0.5 now")
         )
-        expect(page.locator("tr", has_text="stages.rl.optim.lr")).to_contain_text("0.0010.01")
+        expect(page.locator(".run-legend")).to_contain_text("low, low2 differ by their seed alone")
+        expect(page.locator("[data-metric='reward/mean']")).to_contain_text(
+            "high − low, low2: +0.432, paired by seed, n = 1, steps 46 to 50"
+        )
+        expect(page.locator("tr", has_text="stages.rl.optim.lr")).to_contain_text("0.0010.0010.01")
         # of one evaluation alone there is no line, but a point
+        page.get_by_label("Filter metrics by name").fill("search")
+        expect(page.locator("main figure")).to_have_count(1)
         assert page.evaluate(COLOURED)["eval/search/greedy"] > 0
+        page.get_by_label("Filter metrics by name").fill("")
         page.get_by_label("Stage").select_option("warmup")
-        expect(plot).to_have_count(1)
-        expect(plot).to_have_attribute("aria-label", re.compile("60 points by step; low 0.9 now"))
+        expect(page.locator("[data-metric]")).to_have_count(1)
+        expect(plot).to_have_attribute("aria-label", re.compile("60 points by step; .*0.9 now"))

@@ -84,7 +84,7 @@ def visitor(demo: Address, demo_page: tuple[Page, Complaints]) -> Iterator[Visit
 
 
 def mismatched_token(visitor: Visitor, fault: PlantedFault) -> None:
-    visitor.look_here("largest mismatch 6 nats")
+    visitor.look_here("in step 9 mismatch/logp_abs/max went from")
     page = visitor.page
     fact = page.locator(".tok-detail dl div", has_text="difference").locator("dd")
     visitor.sees(page.locator(".tok-text .sel"), fact)
@@ -93,7 +93,7 @@ def mismatched_token(visitor: Visitor, fault: PlantedFault) -> None:
 
 
 def costly_token(visitor: Visitor, fault: PlantedFault) -> None:
-    visitor.look_here("policy/loss was 3 in step 11")
+    visitor.look_here("in step 11 policy/loss went from 0.00778 to 3")
     page = visitor.page
     first = page.locator("table.blame tbody tr").first
     expect(first.locator("td").first).to_have_text("3")
@@ -107,13 +107,13 @@ def costly_token(visitor: Visitor, fault: PlantedFault) -> None:
 def appearing_phrase(visitor: Visitor, fault: PlantedFault) -> None:
     visitor.click(visitor.page.get_by_role("link", name="Behaviour", exact=True))
     row = visitor.page.locator("tbody tr", has_text="let me check that again").first
-    visitor.sees(row)
+    visitor.sees(row, row.locator("svg.sparkline"))
     visitor.click(row.get_by_role("link", name="episode 1 of b"))
     visitor.sees(visitor.page.locator(".chat").get_by_text("let me check that again :"))
 
 
 def failing_tool(visitor: Visitor, fault: PlantedFault) -> None:
-    visitor.look_here("tool python failed in")
+    visitor.look_here("in step 12 tool/python/error_frac went from")
     expect(visitor.page.locator("[data-search]")).to_have_value(re.compile("step:12"))
     visitor.row()
     visitor.sees(visitor.page.locator(".call-bad", has_text="ran longer than 5 s").first)
@@ -150,7 +150,7 @@ def newest_alert(visitor: Visitor, fault: PlantedFault) -> None:
 
 def dropped_group(visitor: Visitor, fault: PlantedFault) -> None:
     page = visitor.page
-    visitor.look_here("trajectories were not trained: no_spread")
+    visitor.click(page.get_by_role("link", name="for no_spread"))
     group = page.get_by_role("columnheader", name="Group").get_by_role("button")
     for order in ("descending", "ascending"):
         visitor.click(group)
@@ -190,3 +190,18 @@ def test_a_planted_fault_is_reached_by_few_clicks(name: str, visitor: Visitor) -
     WAYS[name](visitor, FAULTS[name])
 
     assert 0 < visitor.clicks <= MOST_CLICKS
+
+
+def test_a_finding_leads_to_its_first_episode_and_to_its_chart(visitor: Visitor) -> None:
+    page = visitor.page
+    lines = page.locator(".findings li")
+    expect(lines).to_have_count(4)
+    wrong = lines.filter(has_text="tool/python/error_frac")
+    visitor.click(wrong.get_by_role("link", name="chart"))
+    expect(page.get_by_label("Filter metrics by name")).to_have_value("tool/python/error_frac")
+    visitor.sees(page.locator(".u-over").first)
+    page.go_back()
+
+    visitor.click(wrong.get_by_role("link", name="episode 1"))
+    visitor.sees(page.locator(".call-bad", has_text="ran longer than 5 s").first)
+    assert visitor.clicks == 2

@@ -14,6 +14,7 @@ import pytest
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.viewer.index import RunIndex, database
 from agentrl.viewer.index.database import MEMORY, file_system_type, index_places
+from tests.kit.waiting import DEADLINE_S
 
 from .conftest import Make
 
@@ -184,7 +185,7 @@ def test_threads_share_an_index(written: RunDirectory, tmp_path: Path, make: Mak
             writer.flush()
             index.refresh()
         for thread in threads:
-            thread.join(60)
+            thread.join(DEADLINE_S)
         assert index.page("done").total == 23
     assert len(totals) == 80
     assert set(totals) <= set(range(24))

@@ -23,7 +23,7 @@ import pytest
 from agentrl.cli.main import run as run_command_line
 from agentrl.store import RunDirectory
 from agentrl.viewer.launch import Address, ways_in
-from tests.kit.waiting import until
+from tests.kit.waiting import DEADLINE_S, until
 from tests.run.tiny_run import CONFIG
 
 ADDRESS = Address("127.0.0.1", 8123, "secret")
@@ -45,7 +45,7 @@ def started(run: RunDirectory) -> Iterator[tuple[int, str]]:
         yield process.pid, link[0]
     finally:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
     assert (out, err) == ("", "")
 
@@ -219,7 +219,7 @@ class OnTerminal:
         while text := self._read():
             self.shown += text
         os.close(self._ours)
-        return self.process.wait(30)
+        return self.process.wait(DEADLINE_S)
 
     def _read(self) -> str:
         try:
@@ -346,7 +346,7 @@ def test_a_link_is_opened_by_a_file_that_others_cannot_read(
     monkeypatch.setattr(webbrowser, "open", opened.put)
     remove = open_browser(ADDRESS)
     # the list of processes shows a browser's arguments to everybody
-    address = opened.get(timeout=20)
+    address = opened.get(timeout=DEADLINE_S)
     assert "secret" not in address
     page = Path(address.removeprefix("file://"))
     assert "secret" in page.read_text()

@@ -56,14 +56,14 @@ def test_an_overview_says_where_to_look_first(client: Client, run: RunDirectory)
     log.close()
     answer = client.of_run("/overview").json()
     first, second = answer["findings"][:2]
-    assert first["kind"] == "mismatch"
+    assert (first["kind"], first["episodes"]) == ("change", ["2-0-0", "2-1-0", "3-0-0"])
     assert first["link"]["id"] == "2-0-0"
     assert first["link"]["tokens"] == f"{WORST}-{WORST}"
     assert second["kind"] == "alert"
     assert "the gradient grew" in second["text"]
     assert [alert["text"] for alert in answer["alerts"]] == ["the gradient grew"]
     assert answer["alerts"][0]["link"] == {"page": "trajectories", "query": "step:2"}
-    assert {"title": "Reward", "names": ["reward/mean"]} in answer["charts"]
+    assert answer["headlines"] == ["reward/mean", "policy/loss"]
     for finding in answer["findings"]:
         query = finding["link"].get("query", "")
         assert client.of_run("/trajectories", query=query).status_code == 200
@@ -86,7 +86,7 @@ def test_what_leads_to_a_step_names_its_stage_where_there_are_several(
 
     # sft is newer, rl is what logs rewards: 8 / 1 is no spike of its three steps
     assert links == {
-        "mismatch": {**links["mismatch"], "id": "2-0-0"},
+        "change": {**links["change"], "id": "2-0-0"},
         "alert": {"page": "trajectories", "query": 'step:2 stage:"sft"'},
     }
     assert answer["evaluations"] == {"sums/greedy": {"step 8 of sft": 0.5}}

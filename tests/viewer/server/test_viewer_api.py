@@ -35,18 +35,44 @@ def test_the_list_of_runs_tells_how_far_each_is(client: Client, run: RunDirector
     assert str(run.root) not in row["key"]
 
 
-def test_metrics_come_in_columns_with_gaps_as_null(client: Client) -> None:
-    answer = client.of_run("/metrics", names="reward/mean,none").json()
+def test_metrics_come_by_stage_and_name(client: Client) -> None:
+    answer = client.of_run("/metrics", names=["reward/mean", "none"]).json()
     assert answer["names"] == ["mismatch/logp_abs/max", "policy/loss", "reward/mean"]
-    columns = {"step": [1, 2, 3], "time": [101.0, 102.0, 103.0], "reward/mean": [0.25, 0.5, 0.75]}
-    assert answer["stages"] == [{"stage": "rl", "columns": columns}]
-    loss = client.of_run("/metrics", names="policy/loss").json()["stages"][0]
-    assert loss["columns"]["policy/loss"] == [2.5, None, None]
+    [stage] = answer["stages"]
+    assert (stage["stage"], stage["steps"], stage["names"]) == ("rl", 3, answer["names"])
+    reward = {"step": [1, 2, 3], "time": [101, 102, 103], "value": [0.25, 0.5, 0.75]}
+    assert stage["series"] == {"reward/mean": reward | {"tokens": [None] * 3, "of": 3}}
+    [stage] = client.of_run("/metrics", names="policy/loss").json()["stages"]
+    assert stage["series"]["policy/loss"]["value"] == [2.5]
+    assert (
+        client.of_run("/metrics", names="policy/loss", stage="x").json()["stages"][0]["series"]
+        == {}
+    )
+
+
+def test_metrics_are_a_file_for_other_programs(client: Client) -> None:
+    answer = client.of_run("/metrics.csv", names=["policy/loss", "reward/mean"])
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.text.split("\r\n")[:3] == [
+        "stage,step,time,policy/loss,reward/mean",
+        "rl,1,101,2.5,0.25",
+        "rl,2,102,,0.5",
+    ]
+    assert client.of_run("/metrics.csv", stage="rl").text.startswith(
+        "stage,step,time,mismatch/logp_abs/max,policy/loss,reward/mean"
+    )
 
 
 def test_settings_are_those_that_the_run_resolved(client: Client) -> None:
-    stages = {"rl": {"train": {"steps": 9}, "algorithm": {"name": "grpo"}}}
-    assert client.of_run("/settings").json() == {"stages": stages}
+    answer = client.of_run("/settings").json()
+    assert answer == {
+        "rows": [
+            {"path": "stages.rl.train.steps", "value": 9, "source": None},
+            {"path": "stages.rl.algorithm.name", "value": "grpo", "source": None},
+        ],
+        "error": "",
+    }
 
 
 def test_a_list_is_a_page_of_all(client: Client) -> None:

@@ -12,7 +12,7 @@ import httpx
 
 from agentrl.store import RunDirectory
 from agentrl.viewer.beside import viewer_beside
-from tests.kit.waiting import until
+from tests.kit.waiting import DEADLINE_S, until
 
 STARTER = """
 import sys, time
@@ -30,7 +30,7 @@ def link_of(line: str) -> str:
 def assert_ends(link: str) -> None:
     def answers() -> bool:
         try:
-            httpx.get(link, timeout=60)
+            httpx.get(link, timeout=DEADLINE_S)
         except httpx.TransportError:
             return False
         return True
@@ -42,7 +42,7 @@ def test_it_waits_for_the_run_and_ends_with_the_block(tmp_path: Path) -> None:
     lines: queue.Queue[str] = queue.Queue()
     with viewer_beside(tmp_path / "run", lines.put, terminal=False):
         RunDirectory.create(tmp_path / "run", {"seed": 1})
-        link = link_of(lines.get(timeout=30))
+        link = link_of(lines.get(timeout=DEADLINE_S))
         assert httpx.get(link).status_code == 303
     assert_ends(link)
 

@@ -25,6 +25,7 @@ from agentrl.types import (
     alternatives_side,
 )
 from agentrl.viewer.launch import Address, serve
+from tests.kit.waiting import DEADLINE_S
 
 TEXTS = ("What is 6 * 7?", "call 🎉", "42", "It is 42.")
 """Prompt, first completion, the tool's words, second completion; a byte a token."""
@@ -134,11 +135,11 @@ def viewing(source: Path, **settings: object) -> Iterator[Address]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(DEADLINE_S)
         if failures:
             raise failures[0]
         yield addresses[0]
     finally:
         ended.set()
-        thread.join(30)
+        thread.join(DEADLINE_S)
     assert not thread.is_alive()

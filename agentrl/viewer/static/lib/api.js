@@ -38,7 +38,7 @@ export function ofRun(run, rest = "") {
 /**
  * Asks for JSON.
  * @param {string} path as docs name it: `/api/runs`
- * @param {Record<string, unknown>} [params] the query; null, undefined and "" are left out
+ * @param {Record<string, unknown>} [params] the query; null, undefined and "" are left out, a list is several
  * @param {{signal?: AbortSignal}} [options]
  * @returns {Promise<any>}
  * @throws {ApiError}
@@ -60,7 +60,9 @@ export function del(path, options = {}) {
 async function ask(method, path, params, body, { signal: abort } = {}) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(params)) {
-    if (value !== null && value !== undefined && value !== "") query.set(key, String(value));
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== null && one !== undefined && one !== "") query.append(key, String(one));
+    }
   }
   const url = query.size > 0 ? `${path}?${query}` : path;
   const headers = { accept: "application/json" };

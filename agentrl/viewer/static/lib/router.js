@@ -13,6 +13,8 @@ import { signal } from "../vendor/signals.js";
 /** Pages of a run, each with whether its path names a thing. */
 const RUN_PAGES = new Map([
   ["overview", false],
+  ["metrics", false],
+  ["settings", false],
   ["trajectories", false],
   ["trajectory", true],
   ["group", true],

@@ -8,6 +8,7 @@ import { useCursor } from "../ui/cursor.js";
 import { Draft } from "../ui/draft.js";
 import { Name } from "../ui/name.js";
 import { Loaded } from "../ui/state.js";
+import { Sparkline } from "../ui/sparkline.js";
 import { StageChoice } from "../ui/stage_choice.js";
 import { outerRanges, StepsPage } from "../ui/steps.js";
 
@@ -98,7 +99,7 @@ function ChangeTable({ title, noun, none, a, b, children }) {
         : html`<table class="rows">
             <thead>
               <tr>
-                <th>${noun}</th><th class="num">in a (${a})</th><th class="num">in b (${b})</th><th>Change</th>
+                <th>${noun}</th><th class="num">in a (${a})</th><th class="num">in b (${b})</th><th>Change</th><th>By step</th>
                 <th class="num">log odds</th><th class="num">p</th><th class="num">Reward with</th>
                 <th class="num">Reward without</th><th>Episodes</th>
               </tr>
@@ -116,6 +117,7 @@ function Change({ run, change, active, onFocus }) {
       <td class="num">${percent(change.freq_a)}</td>
       <td class="num">${percent(change.freq_b)}</td>
       <td><${Shift} from=${change.freq_a} to=${change.freq_b} /></td>
+      <td><${Sparkline} points=${change.course} name="share of episodes by step" /></td>
       <td class="num">${change.log_odds > 0 ? "+" : ""}${number(change.log_odds)}</td>
       <td class="num">${number(change.p, 2)}</td>
       <td class="num">${number(change.reward_with)}</td>

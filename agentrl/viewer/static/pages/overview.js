@@ -1,33 +1,20 @@
-/** Overview: what to look at first, how the run's numbers went, its alerts and evaluations; live. */
-import { useMemo } from "../vendor/hooks.js";
+/** Overview: what to look at first, how the run's foremost numbers went, its alerts and evaluations; live. */
 import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
 import { ago, count, line, number, when } from "../lib/format.js";
 import { useLatest } from "../lib/live.js";
-import { term } from "../lib/query.js";
-import { go, link, update } from "../lib/router.js";
-import { useKeys } from "../lib/keys.js";
-import { Chart } from "../ui/chart.js";
+import { link } from "../lib/router.js";
 import { Name } from "../ui/name.js";
-import { Empty, Loaded } from "../ui/state.js";
-import { StageChoice, stageOf } from "../ui/stage_choice.js";
+import { Loaded } from "../ui/state.js";
 import { linkOf } from "../ui/target.js";
+import { RunMetrics } from "./metrics.js";
 
 const ALERTS = 30;
 
 /** The page of one run. */
 export function OverviewPage({ run, params }) {
   const overview = useApi(ofRun(run, "overview"));
-  const names = [...new Set((overview.data?.charts ?? []).flatMap((chart) => chart.names))];
-  const metrics = useApi(overview.data ? ofRun(run, "metrics") : "", { names: names.join(",") });
-  useLatest(run, ["step", "alert", "open", "trajectories"], () => {
-    overview.reload();
-    metrics.reload();
-  }, { wait: 2000 });
-  const byTime = params.x === "time";
-  useKeys("Overview", [
-    { key: "s", help: "charts by step or by time", run: () => update({ x: byTime ? "" : "time" }) },
-  ]);
+  useLatest(run, ["step", "alert", "open", "trajectories"], overview.reload, { wait: 2000 });
   return html`
     <div class="page overview">
       <h1 class="sr-only">Overview</h1>
@@ -35,7 +22,10 @@ export function OverviewPage({ run, params }) {
         ${(data) => html`
           <${Findings} run=${run} findings=${data.findings} />
           ${data.kept.map((own) => html`<${Kept} key=${own.stage} kept=${own} several=${data.kept.length > 1} />`)}
-          <${Charts} run=${run} charts=${data.charts} alerts=${data.alerts} metrics=${metrics} byTime=${byTime} wanted=${params.stage} />
+          <${Dropped} run=${run} dropped=${data.dropped} />
+          <section aria-label="Metrics">
+            <${RunMetrics} run=${run} params=${params} only=${data.headlines} title=${html`<h2><a href=${link("metrics", { run, stage: params.stage })}>Metrics</a></h2>`} />
+          </section>
           <div class="columns">
             <${Alerts} run=${run} alerts=${data.alerts} />
             <${Evaluations} run=${run} evaluations=${data.evaluations} />
@@ -51,19 +41,38 @@ function Findings({ run, findings }) {
     <section class="panel" aria-labelledby="look-here">
       <h2 id="look-here">Look here</h2>
       ${findings.length === 0
-        ? html`<p class="muted">Nothing stands out: no alert, no mismatch, no sudden change.</p>`
-        : html`<ol class="findings">
-            ${findings.map((finding, index) => {
-              const href = linkOf(run, finding.link);
-              const text = html`<${Name} text=${finding.text} limit=${300} />`;
-              return html`<li key=${index}>
-                <span class=${`chip ${finding.kind === "alert" ? "bad" : "warn"}`}><${Name} text=${finding.kind} limit=${24} /></span>
-                ${href ? html`<a href=${href}>${text}</a>` : text}
-              </li>`;
-            })}
-          </ol>`}
+        ? html`<p class="muted">Nothing stands out: no alert, and no metric changed suddenly for the worse.</p>`
+        : html`<ol class="findings">${findings.map((finding, index) => html`<${Finding} key=${index} run=${run} finding=${finding} />`)}</ol>`}
     </section>
   `;
+}
+
+/** A finding: its step, what changed most, and where to see it; the other metrics of that step fold out. */
+function Finding({ run, finding }) {
+  const href = linkOf(run, finding.link);
+  const chart = linkOf(run, finding.chart);
+  const text = html`<${Name} text=${finding.text} limit=${300} />`;
+  return html`<li>
+    <span class=${`chip ${finding.kind === "alert" ? "bad" : "warn"}`}>${finding.kind}</span>
+    <div>
+      ${href ? html`<a href=${href}>${text}</a>` : text}
+      <span class="muted evidence">
+        ${finding.episodes.map((id, index) => html`<a key=${id} href=${linkOf(run, { page: "trajectory", id })} title=${id}>episode ${index + 1}</a>`)}
+        ${chart && html`<a href=${chart}>chart</a>`}
+      </span>
+      ${finding.metrics.length > 1 && html`<details>
+        <summary class="muted">${count(finding.metrics.length)} metrics changed</summary>
+        <table class="rows">
+          <thead><tr><th>Metric</th><th class="num">Before</th><th class="num">After</th><th class="num" title="times the least change that is a finding">Size</th></tr></thead>
+          <tbody>
+            ${finding.metrics.map((metric) => html`<tr key=${metric.name}>
+              <td><${Name} text=${metric.name} limit=${80} /></td><td class="num">${number(metric.before)}</td><td class="num">${number(metric.after)}</td><td class="num">${number(metric.size, 2)}</td>
+            </tr>`)}
+          </tbody>
+        </table>
+      </details>`}
+    </div>
+  </li>`;
 }
 
 /** How much of a stage's older steps the run still has; each stage counts its own. */
@@ -74,67 +83,16 @@ function Kept({ kept, several }) {
   </p>`;
 }
 
-function Charts({ run, charts, alerts, metrics, byTime, wanted }) {
-  const stages = metrics.data?.stages ?? [];
-  const shown = stageOf(stages, wanted);
-  const stage = stages.length > 1 ? shown.stage : null; // of several the one that is shown
-  const table = useMemo(() => (shown ? sorted(shown.columns, byTime) : null), [shown, byTime]);
-  const marks = useMemo(() => {
-    const own = alerts.filter((alert) => stage === null || alert.stage === stage || (byTime && !alert.stage));
-    return own.map((alert) => (byTime ? alert.time : alert.step)).filter(Number.isFinite);
-  }, [alerts, byTime, stage]);
-  const open = (index) => {
-    const query = `step:${table.steps[index]}${stage === null ? "" : ` ${term("stage", stage)}`}`;
-    go(link("trajectories", { run, query }));
-  };
-  return html`
-    <section aria-labelledby="charts">
-      <div class="head">
-        <h2 id="charts">Metrics</h2>
-        <div class="end">
-          <${StageChoice} names=${stages.map((one) => one.stage)} chosen=${shown?.stage} />
-          <button class="button" aria-pressed=${!byTime} onClick=${() => update({ x: "" })}>by step</button>
-          <button class="button" aria-pressed=${byTime} onClick=${() => update({ x: "time" })}>by time</button>
-        </div>
-      </div>
-      <${Loaded} of=${metrics}>
-        ${() => {
-          const drawn = table ? charts.map((chart) => filled(chart, table)).filter(({ series }) => series.length > 0) : [];
-          return drawn.length === 0
-            ? html`<${Empty}>No step has ended yet; the charts begin with the first.<//>`
-            : html`<div class="charts">
-                ${drawn.map(
-                  ({ title, series }) => html`<div class="panel" key=${title}>
-                    <${Chart} title=${title} x=${table.x} series=${series} time=${byTime}
-                      xName=${byTime ? "time" : "step"} marks=${marks} onPoint=${open} sync=${run} />
-                  </div>`,
-                )}
-              </div>`;
-        }}
-      <//>
-    </section>
-  `;
-}
-
-/** A stage's metrics in ascending order of the axis; uPlot needs that, the times of a resumed run have none. */
-function sorted(columns, byTime) {
-  const axis = byTime ? columns.time : columns.step;
-  const order = axis
-    .map((_, index) => index)
-    .filter((index) => Number.isFinite(axis[index]))
-    .sort((a, b) => axis[a] - axis[b] || a - b);
-  return {
-    x: order.map((index) => axis[index]),
-    steps: order.map((index) => columns.step[index]),
-    column: (name) => (Object.hasOwn(columns, name) ? order.map((index) => columns[name][index]) : null),
-  };
-}
-
-function filled({ title, names }, table) {
-  const series = names
-    .map((name) => ({ name, values: table.column(name) }))
-    .filter(({ values }) => values?.some((value) => value !== null));
-  return { title, series };
+/** What was not trained, and why; some of it is as it should be, such as groups of equal rewards. */
+function Dropped({ run, dropped }) {
+  if (dropped.length === 0) return null;
+  return html`<p class="muted pairs">
+    Not trained: ${dropped.map(({ reason, count: size, link: target }) => {
+      const href = linkOf(run, target);
+      const text = html`${count(size)} for <${Name} text=${reason} limit=${60} />`;
+      return html`<span key=${reason}>${href ? html`<a href=${href}>${text}</a>` : text}</span>`;
+    })}
+  </p>`;
 }
 
 function Alerts({ run, alerts }) {

@@ -1,8 +1,9 @@
-/** Chart: lines over a common axis, drawn by uPlot; a click or Enter tells the point. */
+/** Chart: lines over a common axis and bands about them, drawn by uPlot; a click or Enter tells the point. */
 import uPlot from "../vendor/uplot.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 import { commonFolder, line, number, when } from "../lib/format.js";
+import { savePicture } from "../lib/picture.js";
 import { colour, theme } from "../lib/theme.js";
 
 const HEIGHT = 150;
@@ -14,6 +15,9 @@ const NONE = [];
  * @typedef {object} Series
  * @property {string} name
  * @property {(number|null)[]} values one for each x; null where there is none
+ * @property {number} [hue] of its colour, from 1; by default its place
+ * @property {"faint"|"edge"} [kind] a line behind another one, or the edge of a band: the low one, then the high one
+ * @property {string} [note] behind its value in the legend
  */
 
 /**
@@ -24,23 +28,27 @@ const NONE = [];
  * @param {boolean} [props.time] whether x is time
  * @param {string} [props.xName]
  * @param {number[]} [props.marks] places on x to mark, such as alerts
+ * @param {boolean} [props.log] whether y is logarithmic
+ * @param {any} [props.actions] what stands behind the title
  * @param {boolean} [props.named] whether the legend names the series
  * @param {(index: number) => void} [props.onPoint] called with the index of the point
  * @param {object} [props.sync] uPlot's key that joins the cursors of several charts
  */
 export function Chart(props) {
-  const { title, x, series, time = false, xName = "step", marks = NONE, named = series.length > 1, onPoint, sync } = props;
+  const { title, x, series, time = false, xName = "step", marks = NONE, log = false, actions, onPoint, sync } = props;
+  const lines = series.map((one, index) => ({ hue: index + 1, ...one })).filter(({ kind }) => !kind);
+  const { named = lines.length > 1 } = props;
   const box = useRef(null);
   const plot = useRef(null);
   const point = useRef(onPoint);
   point.current = onPoint;
   const [at, setAt] = useState(null);
-  const names = series.map(({ name }) => name).join("\u0000");
-  const common = named ? commonFolder(series.map(({ name }) => name)).length : 0;
+  const names = series.map(({ name, kind, hue }) => [name, kind, hue].join("\u0000")).join("\u0001");
+  const common = named ? commonFolder(lines.map(({ name }) => name)).length : 0;
   const data = useMemo(() => [x, ...series.map(({ values }) => values)], [x, series]);
   const shownTheme = theme.value;
   useEffect(() => {
-    const options = optionsOf({ ...sizeOf(box.current), series, time, marks, sync, setAt });
+    const options = optionsOf({ ...sizeOf(box.current), series, time, log, marks, sync, setAt });
     plot.current = new uPlot(options, data, box.current);
     const resized = new ResizeObserver(() => {
       if (box.current?.clientWidth) plot.current?.setSize(sizeOf(box.current));
@@ -51,7 +59,7 @@ export function Chart(props) {
       plot.current.destroy();
       plot.current = null;
     };
-  }, [names, time, shownTheme, marks.join(" ")]);
+  }, [names, time, log, shownTheme, marks.join(" ")]);
   useEffect(() => {
     if (!plot.current || plot.current.data === data) return;
     const zoom = zoomOf(plot.current);
@@ -79,19 +87,21 @@ export function Chart(props) {
   return html`
     <figure class="chart">
       <figcaption>
-        <h3 title=${title}>${title}</h3>
+        <h3 title=${line(title, 200)}><bdi>${line(title, 200)}</bdi></h3>
+        ${actions && html`<span class="actions">${actions}<button class="plain" aria-label=${`PNG of ${line(title, 200)}`}
+          onClick=${() => savePicture(plot.current, line(title, 200), named ? lines : [])}>png</button></span>`}
         <span class="legend">
-          ${series.map(
-            ({ name, values }, index) => html`<span key=${name} title=${line(name, 200)}>
-              <i class=${`swatch s${(index % COLOURS) + 1}`}></i>${named && html`<bdi>${line(name.slice(common), 40)}</bdi>${" "}`}
-              <b>${number(at === null ? lastKnown(values) : values[shown])}</b>
+          ${lines.map(
+            ({ name, values, hue, note }) => html`<span key=${name} title=${line(name, 200)}>
+              <i class=${`swatch s${((hue - 1) % COLOURS) + 1}`}></i>${named && html`<bdi>${line(name.slice(common), 40)}</bdi>${" "}`}
+              <b>${number(at === null ? lastKnown(values) : values[shown])}</b>${note && html` <span class="muted">${note}</span>`}
             </span>`,
           )}
           <span class="muted">${x.length > 0 && at !== null ? `${xName} ${time ? when(x[shown]) : number(x[shown])}` : ""}</span>
         </span>
       </figcaption>
       <div class=${onPoint ? "plot opens" : "plot"} ref=${box} tabindex="0" role="application"
-        aria-label=${described(title, x, series, xName, Boolean(onPoint))}
+        aria-label=${described(line(title, 200), x, lines, xName, Boolean(onPoint))}
         onPointerDown=${(event) => (pressed.current = event.clientX)} onClick=${click} onKeyDown=${(event) => onKey(event, plot.current, x.length, kept, (index) => point.current?.(index), setAt)}></div>
     </figure>
   `;
@@ -142,7 +152,9 @@ function sizeOf({ clientWidth, clientHeight }) {
   return { width: Math.max(clientWidth, 50), height: Math.max(clientHeight, HEIGHT) };
 }
 
-function optionsOf({ width, height, series, time, marks, sync, setAt }) {
+function optionsOf({ width, height, series, time, log, marks, sync, setAt }) {
+  const hueOf = (index) => colour(`--series-${(((series[index].hue ?? index + 1) - 1) % COLOURS) + 1}`);
+  const highs = series.map((_, index) => index).filter((index) => series[index].kind === "edge" && series[index - 1].kind === "edge");
   const axis = {
     stroke: colour("--muted"),
     grid: { stroke: colour("--line"), width: 1 },
@@ -159,19 +171,20 @@ function optionsOf({ width, height, series, time, marks, sync, setAt }) {
       points: { size: 7 },
       drag: { x: true, y: false, setScale: true },
     },
-    scales: { x: { time, range: placesOf }, y: { range: rangeOf } },
+    scales: { x: { time, range: placesOf }, y: log ? { distr: 3, range: logRangeOf } : { range: rangeOf } },
+    bands: highs.map((index) => ({ series: [index + 1, index], fill: `${hueOf(index)}2e` })),
     axes: [
       { ...axis, size: 26, gap: 4, space: 70, ...(time ? { values: timesOf } : {}) },
       { ...axis, size: widthOf, gap: 4, space: 28, values: (_, splits) => splits.map((v) => number(v)) },
     ],
     series: [
       {},
-      ...series.map(({ name }, index) => ({
+      ...series.map(({ name, kind }, index) => ({
         label: name,
-        stroke: colour(`--series-${(index % COLOURS) + 1}`),
-        width: 1.6,
+        stroke: kind === "faint" ? `${hueOf(index)}59` : hueOf(index),
+        width: kind === "edge" ? 0 : kind ? 1 : 1.6,
         spanGaps: true,
-        points: { show: known(series[index].values) < 40, size: 4 }, // an evaluation has few, far apart
+        points: { show: !kind && known(series[index].values) < 40, size: 4 }, // an evaluation has few, far apart
       })),
     ],
     hooks: {
@@ -203,6 +216,13 @@ function rangeOf(_, low, high) {
   if (low === null || high === null) return [0, 1];
   const air = high > low ? (high - low) * 0.08 : Math.abs(high) * 0.1 || 1;
   return [low - air, high + air];
+}
+
+/** Whole powers of ten about what is there. */
+function logRangeOf(_, low, high) {
+  if (low === null || high === null) return [0.1, 1];
+  const [from, to] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  return [10 ** from, 10 ** (to > from ? to : from + 1)];
 }
 
 function drawMarks(plot, marks) {

@@ -4,6 +4,8 @@ import { ofRun, useApi } from "../lib/api.js";
 import { stageOf } from "./stage_choice.js";
 import { Empty, Loaded } from "./state.js";
 
+const ALL = 1_000_000; // values of a metric that are not thinned out
+
 /**
  * @typedef {object} Steps
  * @property {number[]} steps ascending, each once
@@ -39,15 +41,15 @@ export function StepsPage({ title, hint, run, params, least, lacking, page }) {
  * @returns {{data: Steps|null, error: Error|null, loading: boolean}}
  */
 function useSteps(run, wanted) {
-  const metrics = useApi(ofRun(run, "metrics"), { names: "reward/mean" });
+  const metrics = useApi(ofRun(run, "metrics"), { names: "reward/mean", points: ALL });
   return { ...metrics, data: metrics.data && chosen(metrics.data.stages, wanted) };
 }
 
 function chosen(all, wanted) {
-  const played = all.filter(({ columns }) => Object.hasOwn(columns, "reward/mean"));
-  const { stage = "", columns = { step: [] } } = stageOf(played, wanted) ?? {};
+  const played = all.filter(({ series }) => series["reward/mean"]?.step.length > 0);
+  const { stage = "", series } = stageOf(played, wanted) ?? {};
   return {
-    steps: columns.step.filter((_, index) => columns["reward/mean"][index] !== null),
+    steps: series?.["reward/mean"].step ?? [],
     stages: played.map((one) => one.stage),
     stage: all.length > 1 ? stage : "",
   };

@@ -1,10 +1,9 @@
-"""Chat request: a completion request, and the keys that both APIs share.
+"""Request: one completion that is asked for, and the keys that all dialects share.
 
-The shapes are those of https://platform.openai.com/docs/api-reference/chat/create.
-
-- A key is refused by name if it would change the sampled tokens, or if its effect would be missing
-  in the answer.
-- A key without either effect is noted in the turn (``Turn.info["ignored"]``).
+- A key is refused by name if it would change the sampled tokens, if its effect would be missing in
+  the answer, or if it holds a part of the conversation that this dialect does not read.
+- A key without any such effect is noted in the turn (``Turn.info["ignored"]``), and so are unknown
+  keys unless they are to be refused.
 """
 
 from __future__ import annotations
@@ -15,17 +14,20 @@ from typing import Any, Literal
 
 from agentrl.agent_server.api.api_error import bad_request
 from agentrl.agent_server.api.constraints import AnswerConstraints, schema_text
-from agentrl.llm import from_wire, tool_from_wire
 from agentrl.types import Message, ToolSpec
 
 SAMPLING = frozenset({"temperature", "top_p", "seed"})
-_OF_NO_EFFECT = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier"}
-    | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
-)
 _NOTED = frozenset(
-    {"reasoning_effort", "verbosity", "prediction", "reasoning", "truncation", "max_tool_calls"}
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "client_metadata"}
+    | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control"}
+    | {"reasoning_effort", "verbosity", "prediction", "reasoning", "truncation", "max_tool_calls"}
+    | {"thinking", "context_management", "effort", "top_k"}
 )
+_CONVERSATION = frozenset(
+    {"messages", "system", "input", "instructions", "functions", "prompt", "conversation"}
+    | {"previous_response_id", "prefill"}
+)
+_NOTED_CHARS = 200
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "top_logprobs": (0,),
@@ -38,31 +40,46 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 
 
 def given_keys(
-    body: Mapping[str, Any], taken: frozenset[str]
+    body: Mapping[str, Any], taken: frozenset[str], *, strict: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Refuses unsupported keys.
 
     Args:
         body: the request.
         taken: the keys that the caller parses.
+        strict: refuse unknown keys, too.
 
     Returns:
         The request without its nulls, which mean the same as absent keys; and the ignored keys that
-        are noted in the turn, with their values.
+        are noted in the turn, with the beginnings of their values.
 
     Raises:
         PolicyApiError: 400, with the key, the rule and the value found.
     """
     given = {name: value for name, value in body.items() if value is not None}
+    ignored = {}
     for name, value in given.items():
         if name in _ONLY:
             if value not in _ONLY[name]:
                 raise bad_request(
-                    f"{name} must be {_ONLY[name][0]!r} here or be left out, got {value!r}"
+                    f"{name} must be {_ONLY[name][0]!r} here or be left out, got {noted(value)!r}"
                 )
-        elif name not in taken | SAMPLING | _OF_NO_EFFECT | _NOTED:
-            raise bad_request(f"{name} is not supported here, got {value!r}; leave it out")
-    return given, {name: given[name] for name in given if name in _NOTED}
+        elif name in taken | SAMPLING:
+            continue
+        elif name in _CONVERSATION or (strict and name not in _NOTED):
+            raise bad_request(
+                f"{name} is not supported by this route, got {noted(value)!r}; leave it out, or "
+                "ask the route of the API that has it"
+            )
+        else:
+            ignored[name] = noted(value)
+    return given, ignored
+
+
+def noted(value: Any) -> Any:
+    """A value as a turn notes it: the beginning of its text where it is long."""
+    text = repr(value)
+    return value if len(text) <= _NOTED_CHARS else f"{text[:_NOTED_CHARS]}…"
 
 
 def constraints_of(
@@ -149,6 +166,13 @@ def listed(given: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
+def stop_strings(name: str, value: Any) -> tuple[str, ...]:
+    """The strings that end a completion."""
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise bad_request(f"{name} must be text or a list of texts, got {noted(value)!r}")
+    return tuple(value)
+
+
 def whole_number(name: str, value: Any) -> int | None:
     """An integer of at least 1, or None."""
     if value is not None and (type(value) is not int or value < 1):
@@ -156,7 +180,7 @@ def whole_number(name: str, value: Any) -> int | None:
     return value
 
 
-def number(name: str, value: Any) -> float:
+def number_of(name: str, value: Any) -> float:
     """A number that is no bool."""
     if type(value) not in (int, float):
         raise bad_request(f"{name} must be a number, got {value!r}")
@@ -169,13 +193,6 @@ def flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     if not isinstance(value, bool):
         raise bad_request(f"{name} must be true or false, got {value!r}")
     return value
-
-
-_TAKEN = frozenset(
-    {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop"}
-    | {"stream", "stream_options", "logprobs"}
-    | {"tool_choice", "parallel_tool_calls", "response_format"}
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,62 +226,68 @@ class ChatRequest:
     stream_usage: bool = False
 
 
-def parse_request(body: Mapping[str, Any]) -> ChatRequest:
-    """Parses the JSON of a chat completion.
-
-    Raises:
-        PolicyApiError: 400, with the key, the rule and the value found.
-        WireFault: a message or tool has none of OpenAI's forms.
-    """
-    given, ignored = given_keys(body, _TAKEN)
-    messages = tuple(
-        from_wire(m, f"messages[{n}]") for n, m in enumerate(listed(given, "messages"))
-    )
-    if not messages or messages[-1]["role"] == "assistant":
-        raise bad_request(
-            "messages must end with one that the assistant is to answer, of role user, tool or "
-            "system"
-        )
-    stop = given.get("stop", [])
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
-        raise bad_request(f"stop must be text or a list of texts, got {stop!r}")
-    options = given.get("stream_options", {})
-    limit = given.get("max_completion_tokens", given.get("max_tokens"))
-    return request_of(
-        given,
-        parse_tool=tool_from_wire,
-        text_format=given.get("response_format"),
-        messages=messages,
-        max_tokens=whole_number("max_tokens", limit),
-        stop=tuple(stops),
-        ignored=ignored,
-        logprobs=flag(given, "logprobs"),
-        stream_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
-    )
-
-
 def request_of(
     given: Mapping[str, Any],
+    ignored: dict[str, Any],
     *,
+    strict: bool,
     parse_tool: Callable[[Any, str], ToolSpec],
     text_format: Any,
+    messages: Sequence[Message],
+    types: frozenset[str] = frozenset({"function"}),
     **fields: Any,
 ) -> ChatRequest:
-    """The request, with the keys that both APIs share read from ``given``.
+    """The request, with the keys that all dialects share read from ``given``.
 
     Args:
-        given: the request without its nulls.
-        parse_tool: parses a tool on offer, in either API's form.
-        text_format: the format of the answer's text, in either API's form.
+        given: the request without its nulls; ``tool_choice`` and ``parallel_tool_calls`` as OpenAI
+            has them.
+        ignored: see ``given_keys``; the tools that are left out are added.
+        strict: refuse tools of other types than ``types``.
+        parse_tool: parses a tool on offer, in the dialect's form.
+        text_format: the format of the answer's text, in the dialect's form.
+        messages: the conversation.
+        types: types of tools that the agent runs itself. Tools of other types are left out, because
+            nobody here runs them.
         fields: the other fields of ``ChatRequest``.
+
+    Raises:
+        PolicyApiError: nothing is to be answered, or a result answers no call.
     """
-    tools = tuple(parse_tool(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools")))
+    if not messages or messages[-1]["role"] == "assistant":
+        raise bad_request(
+            "messages (or input) must end with what the assistant is to answer, words of the user "
+            f"or a tool's result, got {'an assistant message' if messages else 'no message'}"
+        )
+    _check_results(messages)
+    tools, left_out = [], []
+    for number, tool in enumerate(listed(given, "tools")):
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if strict or not isinstance(kind, str) or kind in types:
+            tools.append(parse_tool(tool, f"tools[{number}]"))
+        else:
+            left_out.append(f"{tool.get('name', kind)} ({kind})")
+    if left_out:
+        ignored["tools"] = left_out
     return ChatRequest(
-        tools=tools,
+        messages=tuple(messages),
+        tools=tuple(tools),
         constraints=constraints_of(given, text_format, tools),
-        sampling={name: number(name, given[name]) for name in SAMPLING & given.keys()},
+        sampling={name: number_of(name, given[name]) for name in SAMPLING & given.keys()},
+        ignored=ignored,
         stream=flag(given, "stream"),
         model=str(given.get("model", "")),
         **fields,
     )
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    made: set[str] = set()
+    for message in messages:
+        made.update(call["id"] for call in message.get("tool_calls", ()))
+        if message["role"] == "tool" and message["tool_call_id"] not in made:
+            raise bad_request(
+                f"the result of the call {message['tool_call_id']!r} must follow that call, and "
+                f"the conversation before it has {', '.join(sorted(made)) or 'none'}; send the "
+                "assistant's message with it"
+            )

@@ -1,43 +1,68 @@
-"""Chat answer: a turn as a chat completion, or as its chunks.
+"""Chat completions: a request of OpenAI's first API, and its turn as a completion or as its chunks.
 
-The shapes are those of https://platform.openai.com/docs/api-reference/chat/streaming.
+The shapes are those of https://platform.openai.com/docs/api-reference/chat/create and
+https://platform.openai.com/docs/api-reference/chat/streaming.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.agent_server.api.api_error import PolicyApiError
-from agentrl.agent_server.api.chat_request import parse_request
+from agentrl.agent_server.api.dialect import Answer, Asked, sse_event
+from agentrl.agent_server.api.request import (
+    ChatRequest,
+    flag,
+    given_keys,
+    listed,
+    request_of,
+    stop_strings,
+    whole_number,
+)
 from agentrl.agent_server.stream_writer import StreamWriter
-from agentrl.llm import to_wire
+from agentrl.llm import from_wire, to_wire, tool_from_wire
 from agentrl.rollouts.turns import TurnResult
 
+_TAKEN = frozenset(
+    {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop"}
+    | {"stream", "stream_options", "logprobs"}
+    | {"tool_choice", "parallel_tool_calls", "response_format"}
+)
 
-class CompletionAnswer:
+
+class CompletionAnswer(Answer):
     """Writes the answer to one chat completion.
 
     A turn that fails after its stream has started ends with an error event, without ``[DONE]``.
-
-    Args:
-        body: the request's JSON object.
-        _: the conversations of the Responses API, which this one does not name.
-
-    Attributes:
-        chat: the request.
-
-    Raises:
-        PolicyApiError, WireFault: see ``parse_request``.
     """
 
-    def __init__(self, body: Mapping[str, Any], _: object) -> None:
-        self.chat = parse_request(body)
+    path = "chat/completions"
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__(asked)
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
+
+    def _parse(self, asked: Asked) -> ChatRequest:
+        given, ignored = given_keys(asked.body, _TAKEN, strict=asked.strict)
+        messages = listed(given, "messages")
+        stop = given.get("stop", [])
+        options = given.get("stream_options", {})
+        limit = given.get("max_completion_tokens", given.get("max_tokens"))
+        return request_of(
+            given,
+            ignored,
+            strict=asked.strict,
+            parse_tool=tool_from_wire,
+            text_format=given.get("response_format"),
+            messages=[from_wire(m, f"messages[{n}]") for n, m in enumerate(messages)],
+            max_tokens=whole_number("max_tokens", limit),
+            stop=stop_strings("stop", [stop] if isinstance(stop, str) else stop),
+            logprobs=flag(given, "logprobs"),
+            stream_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
+        )
 
     def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
         """The whole answer: the ``chat.completion`` object."""
@@ -61,12 +86,8 @@ class CompletionAnswer:
         """The events after the last delta."""
         yield self._chunk({}, stream.logprobs(turn), _finish_reason(turn))
         if self.chat.stream_usage:
-            yield _event(self._object("chat.completion.chunk", choices=[], usage=_usage(turn)))
+            yield sse_event(self._object("chat.completion.chunk", choices=[], usage=_usage(turn)))
         yield "data: [DONE]\n\n"
-
-    def failure(self, error: PolicyApiError) -> str:
-        """The event that ends a turn which failed after its stream had started."""
-        return _event(error.body())
 
     def _chunk(
         self,
@@ -74,9 +95,9 @@ class CompletionAnswer:
         logprobs: Sequence[dict[str, Any]] = (),
         finish_reason: str | None = None,
     ) -> str:
-        listed = self._logprobs(logprobs) if logprobs else None
-        choice = {"index": 0, "delta": delta, "logprobs": listed, "finish_reason": finish_reason}
-        return _event(self._object("chat.completion.chunk", choices=[choice]))
+        entries = self._logprobs(logprobs) if logprobs else None
+        choice = {"index": 0, "delta": delta, "logprobs": entries, "finish_reason": finish_reason}
+        return sse_event(self._object("chat.completion.chunk", choices=[choice]))
 
     def _logprobs(self, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         return {"content": list(logprobs), "refusal": None} if self.chat.logprobs else None
@@ -89,11 +110,6 @@ class CompletionAnswer:
             "model": self.chat.model,
             **fields,
         }
-
-
-def _event(body: dict[str, Any]) -> str:
-    # in ASCII: some clients end a line at U+2028
-    return f"data: {json.dumps(body)}\n\n"
 
 
 def _finish_reason(turn: TurnResult) -> str:

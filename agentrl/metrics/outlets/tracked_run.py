@@ -1,0 +1,61 @@
+"""Tracked run: what an outlet is told of the run whose numbers it gets, and each step once."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.metrics.sinks import OutletSink
+from agentrl.metrics.timing import PhaseTimes
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A run as outlets know it.
+
+    Args:
+        root: the run directory.
+        id: the same in every attempt of the run, and no other run's.
+        settings: by dotted key, as JSON has them, without secrets.
+        say: tells a person something, such as an address; from any thread.
+        known: the last step of each stage that an earlier attempt told.
+    """
+
+    root: Path
+    id: str
+    settings: Mapping[str, Any]
+    say: Callable[[str], None]
+    known: Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.root.resolve().name
+
+
+class TrackerSink(OutletSink):
+    """Keeps each step once: none that an earlier attempt of the run told.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._known = run.known
+
+    def log(
+        self,
+        step: int,
+        values: Mapping[str, float],
+        prefix: str = "",
+        times: Sequence[PhaseTimes] = (),
+    ) -> None:
+        if step > self._known.get(prefix, -1):
+            self.keep(step, {f"{prefix}/{name}": float(value) for name, value in values.items()})
+
+    @abstractmethod
+    def keep(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes a step; the stage is part of each name."""

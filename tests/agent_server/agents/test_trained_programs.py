@@ -1,0 +1,153 @@
+"""Claude Code, Codex and mini-swe-agent from their packages are trained: two steps on the tasks of
+the code example, by a tiny model that has seen one conversation of the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.config.load import load_config
+from agentrl.run.trainer import Trainer
+from agentrl.types import concat_ids
+from tests.agent_server.agents.conftest import QUIET, ROOT, play_command
+from tests.agent_server.agents.test_programs import CODEX
+from tests.rollouts.bytewise import call
+from tests.run.test_own_agent import Account
+from tests.run.tiny_run import metrics
+
+# not in the gate: each warms a model up for some minutes
+pytestmark = [pytest.mark.agents, pytest.mark.tooling, pytest.mark.timeout(1800)]
+
+TASK = Path(__file__).with_name("program_task.py")
+CODE = ROOT / "examples" / "code" / "task.py"
+
+MINI = """\
+import json, sys
+from pathlib import Path
+import yaml
+import minisweagent
+from minisweagent.agents.default import DefaultAgent
+from minisweagent.environments.local import LocalEnvironment
+from minisweagent.models.litellm_model import LitellmModel
+task = json.load(sys.stdin)["messages"][-1]["content"]
+settings = yaml.safe_load(Path(minisweagent.package_dir, "config", "mini.yaml").read_text())
+model = LitellmModel(model_name="openai/policy", cost_tracking="ignore_errors", **settings["model"])
+DefaultAgent(model, LocalEnvironment(), **settings["agent"]).run(task)
+"""
+DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo 43"
+PLAYED = {
+    "mini": [call("bash", command="echo 43"), call("bash", command=DONE)],
+    "claude": [call("Bash", command="echo 43", description="look"), "43"],
+    "codex": [call("exec_command", cmd="echo 43"), "43"],
+}
+STEPS = {"mini": 110, "claude": 110, "codex": 115}
+"""Of the warm-up."""
+
+
+def command(name: str, python: str) -> list[str]:
+    own = ["--tools", "Bash", "--system-prompt", "You have a shell."]
+    return {
+        "mini": [python, "-c", MINI],
+        "claude": ["claude", "-p", *own, "--dangerously-skip-permissions"],
+        "codex": ["sh", "-c", CODEX],
+    }[name]
+
+
+CONFIG = """\
+run: {{base_dir: "{work}", dir: "{run}", seed: 0}}
+placement: {{mode: inline}}
+model: {{build: "{task}:build_model", build_args: {{recorded: "{recorded}"}}}}
+env: {{agent_command: {command}}}
+data: {{train: "{code}:tasks", max_prompt_tokens: 16384}}
+reward: {{functions: ["{task}:in_turn"]}}
+rollout:
+  {{group_size: 2, max_turns: 3, max_turn_tokens: 100, max_response_tokens: 3000,
+    context_tokens: 20000, max_running: 2, temperature: 0.3, episode_timeout_s: 600,
+    turn_timeout_s: 600}}
+train: {{steps: 2, batch_prompts: 1, micro_batch_tokens: 20000}}
+optim: {{lr: 1.0e-4}}
+stages:
+  - name: warmup
+    steps: {steps}
+    algorithm: sft
+    env: {{agent_command: []}}
+    data: {{train: "{task}:demonstrations", args: {{recorded: "{recorded}"}}}}
+    train: {{batch_prompts: 1}}
+    optim: {{name: muon, lr: 2.0e-3, muon_lr: 0.02, warmup_steps: 10, schedule: linear}}
+  - name: rl
+"""
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest, python: str) -> str:
+    """The name of a program; skips where its package is not there."""
+    name = str(request.param)
+    if name != "mini":
+        request.getfixturevalue("programs")
+    return name
+
+
+@pytest.mark.parametrize("program", PLAYED, indirect=True)
+async def test_a_program_is_trained_on_what_the_engine_sampled(
+    program: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path(python).parents[1] / "node_modules" / ".bin"
+    for name, value in {**QUIET, "IS_SANDBOX": "1", "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{own}{os.pathsep}{os.environ['PATH']}")
+    (work := tmp_path / "work").mkdir()
+    played = await play_command(command(program, python), PLAYED[program], tmp_path, cwd=work)
+    offered = played.turns[0].offered_tools
+    assert offered is not None
+    said = [message for turn in played.turns for message in (*turn.observed, turn.message)]
+    recorded = tmp_path / "recorded.json"
+    recorded.write_text(json.dumps({"messages": said, "tools": json.loads(offered.data)}))
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        CONFIG.format(
+            work=work,
+            run=tmp_path / "run",
+            task=TASK,
+            code=CODE,
+            recorded=recorded,
+            command=json.dumps(command(program, python)),
+            steps=STEPS[program],
+        )
+    )
+    account = Account(monkeypatch)
+    with Trainer(load_config(config)) as trainer:
+        trainer.train()
+    batches = account.rollout_batches()
+    assert len(batches) == 2
+    extended, restarts = 0, Counter[str]()
+    for trajectories, batch in batches:
+        sampled = Counter[tuple[int, ...]]()
+        for trajectory in trajectories:
+            assert trajectory.status.finished
+            restarts.update(trajectory.info.get("restarts", {}))
+            for turn in trajectory.turns:
+                made = concat_ids(turn.completion)
+                given = trajectory.sequence(turn.index)[: -made.size]
+                # by the engine's own account
+                assert tuple(made.tolist()) in account.made[tuple(given.tolist())]
+                sampled[tuple(made.tolist())] += 1
+                extended += turn.parent is not None
+        rows = [
+            (batch.turn_index == row) & (batch.loss_mask > 0)
+            for row in range(len(batch.turn_trajectory))
+        ]
+        assert Counter(tuple(batch.token_ids[row].tolist()) for row in rows) == sampled
+        assert int(np.count_nonzero(batch.loss_mask)) == sum(
+            t.num_policy_tokens for t in trajectories
+        )
+    # the program brought a result, and its sequence was gone on with
+    assert extended > 0
+    # Claude Code and Codex only append. mini-swe-agent leaves out an answer that it cannot read.
+    assert restarts.keys() <= ({"compaction"} if program == "mini" else set())
+    assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]

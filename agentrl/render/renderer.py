@@ -19,6 +19,7 @@ from agentrl.types import (
     Segment,
     SegmentKind,
     ToolSpec,
+    content_text,
     frozen_ints,
     images_in,
 )
@@ -62,9 +63,9 @@ class Renderer(ABC):
         self._encoder = PieceEncoder(self._backend, assistant_markers)
         self._vision = vision
         self.image_token_ids = vision.reserved_ids if vision else frozenset()
-        self._known_ids: frozenset[int] = frozenset(
-            self._backend.get_vocab(with_added_tokens=True).values()
-        )
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        self._known_ids = frozenset(vocabulary.values())
+        self._longest_token = max(map(len, vocabulary))
         self.vocab_size = max(self._known_ids) + 1
         # the rollouts of a group often contain the same texts
         self._ids_of = cached_if_short(self._tokenize)
@@ -88,6 +89,21 @@ class Renderer(ABC):
         encoded = self._encoder.encode(self._prompt_pieces(messages, tools))
         ids, _, media = self._with_images(encoded, messages)
         return (Segment(SegmentKind.PROMPT, ids, media=media),)
+
+    def fewest_tokens(self, messages: Iterable[Message]) -> int:
+        """A lower bound of the tokens of messages, by their characters and the longest token.
+
+        A text that no context could hold need not be encoded, which takes a second a megabyte. An
+        assistant's messages count nothing, because a template may leave out their thoughts, nor
+        does white space around a content, which it may trim.
+        """
+        normalizer = self._backend.normalizer
+        characters = 0
+        for message in messages:
+            if message["role"] != "assistant":
+                text = content_text(message.get("content")).strip()
+                characters += len(text if normalizer is None else normalizer.normalize_str(text))
+        return characters // self._longest_token
 
     def decode(self, token_ids: I32) -> str:
         """A completion's text without its final stop token; other added tokens stay visible.

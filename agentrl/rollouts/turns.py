@@ -174,6 +174,9 @@ class TurnGenerator:
         image_ids = renderer.image_token_ids
         if image_ids and np.isin(sequence.completion, list(image_ids)).any():
             return Status("truncated", "image_token")
+        fewest = renderer.fewest_tokens(observed)
+        if fewest >= spec.context_tokens:
+            return self._no_room("rollout.context_tokens", fewest, "at least ")
         segments = None
         if sequence.ids.size:
             segments = renderer.extend(sequence.completion, observed, sequence.messages, tools)
@@ -398,7 +401,7 @@ class TurnGenerator:
         with wall(failed_as(ToolError, what, " for a completion; correct it")):
             return text, await read_completion(parser, whole, tools)
 
-    def _no_room(self, setting: str, length: int) -> Status:
+    def _no_room(self, setting: str, length: int, bound: str = "") -> Status:
         """The end of an episode whose sequence is too long; a prompt that is too long is a data
         error.
         """
@@ -408,7 +411,7 @@ class TurnGenerator:
         return Status(
             "failed",
             "data",
-            f"the prompt of task {self.builder.task.id!r} has {length} tokens, {setting} is "
+            f"the prompt of task {self.builder.task.id!r} has {bound}{length} tokens, {setting} is "
             f"{getattr(self.context.spec, limit)}; raise it or leave the task out",
         )
 

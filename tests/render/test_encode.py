@@ -51,6 +51,22 @@ def added(encoder: PieceEncoder, ids: np.ndarray[Any, Any]) -> list[int]:
     return [int(token_id) for token_id in ids if int(token_id) in set(encoder.added_ids.values())]
 
 
+@given(content=st.one_of(CONTENT, st.text("e\u0301\u0327 \n\u1100\u1161", min_size=20)))
+@pytest.mark.parametrize("family", ["qwen3_instruct", "qwen2_5"])
+def test_the_fewest_tokens_are_no_more_than_there_are(
+    built: Callable[..., tuple[ChatMLRenderer, Any]], family: str, content: str
+) -> None:
+    renderer = built(family)[0]
+    told = [{"role": "user", "content": content}]
+    assert renderer.fewest_tokens(told) <= len(renderer.prompt(told)[0])
+
+
+def test_a_long_text_has_many_tokens_at_least(chatml: ChatMLRenderer) -> None:
+    said = {"role": "assistant", "content": "x" * 10**6}
+    told = {"role": "tool", "content": "x" * 10**6}
+    assert (chatml.fewest_tokens([said]), chatml.fewest_tokens([told]) > 10**4) == (0, True)
+
+
 @given(content=CONTENT)
 def test_content_never_becomes_an_added_token_and_comes_back_as_it_was(
     encoder: PieceEncoder, tokenizer: Any, content: str

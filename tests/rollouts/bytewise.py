@@ -83,6 +83,9 @@ class BytewiseRenderer:
     def token_ends(self, text: str) -> list[int]:
         return list(range(1, len(text) + 1))
 
+    def fewest_tokens(self, messages: Sequence[Message]) -> int:
+        return sum(len(str(message["content"]).strip()) for message in messages)
+
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[Segment, ...]:

@@ -120,10 +120,10 @@ def disturb(
     driven: Driven, kinds: Sequence[str], arguments: argparse.Namespace, rng: random.Random
 ) -> tuple[Counter[str], dict[str, list[float]]]:
     """Kills until the time is over; how many of each kind, and seconds to the next trained step."""
-    end = time.monotonic() + 60 * arguments.minutes
     kills: Counter[str] = Counter()
     seconds: dict[str, list[float]] = defaultdict(list)
     driven.wait(LIMIT_S)
+    end = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < end and driven.process.poll() is None:
         driven.wait(rng.uniform(*arguments.every), until_trained=False)
         # Each kind in turn, so that none is left out.

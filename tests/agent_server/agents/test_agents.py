@@ -17,6 +17,15 @@ pytestmark = pytest.mark.agents
 
 LOOK_UP, ANSWER = call("price", fruit="fig"), "43 cents"
 CENTS = {"cents": 43}
+_UNUSED = {"reasoning", "verbosity"}
+IGNORED = {
+    "anthropic_sdk": {"cache_control"},
+    "anthropic_sdk stream": {"cache_control"},
+    "openai_agents plain": _UNUSED,
+    "openai_agents streamed": _UNUSED,
+    "openai_agents by_id": _UNUSED,
+    "openai_agents chat": {"reasoning_effort", "verbosity"},
+}
 
 
 def ended(trajectory: Trajectory) -> tuple[str, float | None, list[int | None]]:
@@ -58,6 +67,9 @@ async def test_an_agent_calls_its_tool_and_answers_in_one_sequence(
     assert record.result is not None
     assert record.result.content == "43"
     assert "breaches" not in trajectory.turns[0].info
+    # docs/policy-server.md has them
+    ignored = IGNORED.get(program, set())
+    assert [set(turn.info.get("ignored", ())) for turn in trajectory.turns] == [ignored, ignored]
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,9 @@ class ServedEpisode:
         most = self._turns.context.spec.context_tokens
         if (fewest := renderer.fewest_tokens(request.messages)) > most:
             reason = f"at least {fewest} tokens, rollout.context_tokens is {most}; {_size(request)}"
-            raise PolicyApiError(400, CONTEXT_EXCEEDED, f"the conversation has {reason}; shorten it")
+            raise PolicyApiError(
+                400, CONTEXT_EXCEEDED, f"the conversation has {reason}; shorten it"
+            )
         try:
             return sum(map(len, renderer.prompt(request.messages, request.tools)))
         except DataError as error:

@@ -24,6 +24,7 @@ from agentrl.viewer.views.comparisons import (
     group,
     retokenised,
     task,
+    tasks_view,
 )
 from agentrl.viewer.views.metrics_view import metrics_csv, metrics_view
 from agentrl.viewer.views.run_view import overview, run_view
@@ -130,6 +131,7 @@ _LONG: Mapping[str, View] = {
     "/facets": _facets,
     "/group": group,
     "/task": task,
+    "/tasks": tasks_view,
     "/diff": diff,
     "/behaviour": behaviour_view,
     "/blame": blame_view,

@@ -44,7 +44,17 @@ _TABS = {
     "raw": ".raw",
 }
 PAGES = (
-    *("runs", "overview", "metrics", "trajectories", "group", "task", "behaviour", "blame"),
+    *(
+        "runs",
+        "overview",
+        "metrics",
+        "trajectories",
+        "group",
+        "task",
+        "tasks",
+        "behaviour",
+        "blame",
+    ),
     *(f"trajectory-{tab}" for tab in _TABS),
 )
 _AWAITED = r"(Loading|Reading|Decoding|Encoding|Comparing|Aligning)[^.]{0,40}…"
@@ -183,6 +193,7 @@ def addresses(address: Address) -> dict[str, tuple[str, str]]:
         "trajectories": (f"{place}/trajectories{_query(query='purpose:train')}", "[role=row] a"),
         "group": (f"{place}/group/{shown['group_index']}{group}", ".group-rows + *"),
         "task": (f"{place}/task/{quote(task, safe='')}", ".task-diff > :nth-child(2)"),
+        "tasks": (f"{place}/tasks", ".page > .panel table, .page > .panel p"),
         "behaviour": (f"{place}/behaviour", ".page > .panel table, .page > .panel p"),
         "blame": (f"{place}/blame{_query(level='turn')}", "table.blame td"),
         **{

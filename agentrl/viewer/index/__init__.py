@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from agentrl.viewer.index.query import QueryError, parse_query, quoted
-from agentrl.viewer.index.run_index import Place, RunIndex
+from agentrl.viewer.index.run_index import Place, RunIndex, TaskRewards
 
-__all__ = ["Place", "QueryError", "RunIndex", "parse_query", "quoted"]
+__all__ = ["Place", "QueryError", "RunIndex", "TaskRewards", "parse_query", "quoted"]

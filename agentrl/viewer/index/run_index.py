@@ -62,6 +62,18 @@ class Place(NamedTuple):
     id: str
     step: int
     recorded_at: float
+    task_id: str
+
+
+class TaskRewards(NamedTuple):
+    """The rewards of a task's trajectories: how many, their mean, the mean of their squares, and
+    how many solved it.
+    """
+
+    played: int
+    mean: float
+    mean_square: float
+    solved: int
 
 
 class RunIndex(Closing):
@@ -168,6 +180,37 @@ class RunIndex(Closing):
 
         def read() -> list[Place]:
             return list(map(Place._make, self._database.reader.execute(sql, parsed.parameters)))
+
+        return self._read(parsed, read)
+
+    def by_task(self, query: str, solved: str) -> dict[str, TaskRewards]:
+        """The rewards of each task, of the trajectories with one that fit a query.
+
+        Args:
+            query: as ``docs/query.md`` says.
+            solved: another, which those fit that solved their task.
+
+        Raises:
+            QueryError: one of them is no query.
+        """
+        found = self._rewards(query)
+        both = " ".join(f"({one})" for one in (query, solved) if one.strip())
+        solving = self._rewards(both)
+        return {
+            task: TaskRewards(*own, solving[task][0] if task in solving else 0)
+            for task, own in found.items()
+        }
+
+    def _rewards(self, query: str) -> dict[str, tuple[int, float, float]]:
+        parsed = parse_query(query)
+        sql = (
+            "SELECT task_id, count(*), avg(reward), avg(reward * reward) FROM trajectories "
+            f"WHERE reward IS NOT NULL AND task_id <> '' AND ({parsed.sql}) GROUP BY task_id"
+        )
+
+        def read() -> dict[str, tuple[int, float, float]]:
+            rows = self._database.reader.execute(sql, parsed.parameters)
+            return {task: (count, mean, square) for task, count, mean, square in rows}
 
         return self._read(parsed, read)
 

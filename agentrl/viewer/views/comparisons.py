@@ -31,6 +31,7 @@ from agentrl.viewer.analysis.blame import (
 from agentrl.viewer.analysis.retokenise import retokenise
 from agentrl.viewer.analysis.side_by_side import group_view, task_view, turn_diff
 from agentrl.viewer.analysis.stored_rows import read_episodes, stored_rows
+from agentrl.viewer.analysis.tasks import new_calls, task_changes
 from agentrl.viewer.index import Place
 from agentrl.viewer.index.query import term
 from agentrl.viewer.pieces import HIDDEN, HIDDEN_PIECE, REDACTED_ID, has_marks
@@ -43,6 +44,7 @@ from agentrl.viewer.wire import packed
 
 _MOST_SIBLINGS = 64
 _MOST_EPISODES = 20_000
+SOLVED = "reward>=0.5"
 _RANGE = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?")
 Index = Annotated[int, Query(ge=0, lt=2**53)]
 
@@ -139,9 +141,7 @@ def behaviour_view(
     sides = []
     complete = True
     for name, text in (("a", a), ("b", b)):
-        within = _steps(text, name) + (f" ({query})" if query.strip() else "")
-        within += "" if stage is None else f" {term('stage', stage)}"
-        places = run.index().places(within, "step")
+        places = run.index().places(_within(text, name, query, stage), "step")
         stride = -(-len(places) // _MOST_EPISODES) or 1
         complete &= stride == 1
         sides.append(read_episodes(run.directory, run.reader, places[::stride]))
@@ -149,13 +149,57 @@ def behaviour_view(
     return asdict(replace(found, complete=found.complete and complete))
 
 
-def _steps(text: str, name: str) -> str:
-    """A step or a range of steps as an address has it, such as ``10..20``, in a query."""
+def tasks_view(
+    run: OpenRun,
+    a: str,
+    b: str,
+    query: str = "",
+    solved: str = SOLVED,
+    stage: str | None = None,
+) -> dict[str, Any]:
+    """What became of the tasks from the steps ``a`` to the steps ``b``, of the trajectories of a
+    query (``task_changes``). What ``solved`` finds, another query, solved its task.
+
+    A task that is solved at last names the episode that did it first, ``id``, its calls, and
+    whether they are new: no episode of the task in a called so.
+
+    Raises:
+        DataError: a range is none.
+        QueryError: a query is none.
+    """
+    (_, last_a), (first_b, _) = _steps(a, "a"), _steps(b, "b")
+    if last_a >= first_b:
+        raise DataError(f"the steps b must come after those of a, got a {a} and b {b}")
+    before = f"0..{first_b - 1}"
+    index = run.index()
+    asked = [_within(steps, name, query, stage) for steps, name in ((a, "a"), (b, "b"))]
+    asked.append(_within(before, "b", query, stage))
+    found = task_changes(*(index.by_task(one, solved) for one in asked))
+    new = {row["task"]: row for row in found["new"]["rows"]}
+    solving = " ".join(f"({one})" for one in (asked[1], solved) if one.strip())
+    sides = []
+    for one in (asked[0], solving) if new else ():
+        places = [place for place in index.places(one, "step") if place.task_id in new]
+        sides.append(read_episodes(run.directory, run.reader, places[:_MOST_EPISODES]))
+    for task_id, told in new_calls(*sides).items() if new else ():
+        new[task_id] |= dict(zip(("id", "calls", "new_calls"), told, strict=True))
+    return found
+
+
+def _within(steps: str, name: str, query: str, stage: str | None) -> str:
+    """The trajectories of a query that ended in these steps, of one stage or of all, as a query."""
+    first, last = _steps(steps, name)
+    found = f"step:{first}..{last}" + (f" ({query})" if query.strip() else "")
+    return found + ("" if stage is None else f" {term('stage', stage)}")
+
+
+def _steps(text: str, name: str) -> tuple[int, int]:
+    """A step or a range of steps as an address has it, such as ``10..20``."""
     match = _RANGE.fullmatch(text.strip())
     first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
     if int(first) > int(last):
         raise DataError(f"{name} must be a step or a range of steps such as 10..20, got {text!r}")
-    return f"step:{first}..{last}"
+    return int(first), int(last)
 
 
 def blame_of_step(

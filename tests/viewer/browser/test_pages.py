@@ -33,6 +33,7 @@ PAGES = {
     "group": ("#/run/KEY/group/2", "First divergence"),
     "task": ("#/run/KEY/task/sum-1", "Diff of a against b"),
     "diff": ("#/run/KEY/diff?a=2-0-0&b=2-1-0", "differing stretches"),
+    "tasks": ("#/run/KEY/tasks", "Solved at last"),
     "behaviour": ("#/run/KEY/behaviour", "Phrases"),
     "blame": ("#/run/KEY/blame?signal=mismatch", "The parts of mismatch"),
     "settings": ("#/run/KEY/settings", "stages.rl.train.steps"),
@@ -67,7 +68,9 @@ def test_a_page_opens_and_axe_finds_nothing(
     assert violations(page) == []
 
 
-@pytest.mark.parametrize("page_name", ["", "/metrics", "/trajectories", "/behaviour", "/blame"])
+@pytest.mark.parametrize(
+    "page_name", ["", "/metrics", "/trajectories", "/tasks", "/behaviour", "/blame"]
+)
 def test_a_run_without_trajectories_says_so(
     page_name: str, viewer: Address, open_page: Open, key_of: Keys
 ) -> None:

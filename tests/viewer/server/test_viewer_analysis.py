@@ -168,6 +168,27 @@ def test_two_trajectories_are_compared_by_turns(client: Client) -> None:
     assert client.of_run("/diff", a="2-0-0", b="none").status_code == 404
 
 
+def test_tasks_are_compared_between_ranges_of_steps(client: Client) -> None:
+    answer = client.of_run("/tasks", a="1..1", b="2..3").json()
+    assert (answer["tasks"], answer["episodes"]) == (2, 8)
+    never = client.of_run("/tasks", a="1", b="2..3", solved="reward>5", query="task:task-0").json()
+    assert [row["task"] for row in never["never"]["rows"]] == ["task-0"]
+    for params, why in (
+        ({"a": "2..3", "b": "1"}, "must come after"),
+        ({"a": "x", "b": "1"}, "a must be a step"),
+        ({"a": "1", "b": "2", "solved": "rewrd>1"}, "did you mean 'reward'"),
+    ):
+        refused = client.of_run("/tasks", **params)
+        assert (refused.status_code, why in refused.text) == (400, True)
+
+
+def test_a_task_that_is_solved_at_last_tells_by_what(client: Client) -> None:
+    # what finds one trajectory alone solved its task, and none before did
+    (row,) = client.of_run("/tasks", a="1", b="2..3", solved="id:4-1-0").json()["new"]["rows"]
+    assert (row["id"], row["calls"], row["new_calls"]) == ("4-1-0", "python ok", False)
+    assert client.of_run("/tasks", a="1", b="2..3", solved="").json()["new"]["rows"] == []
+
+
 def test_behaviour_is_compared_between_ranges_of_steps(client: Client) -> None:
     answer = client.of_run("/behaviour", a="1..1", b="2..3", query="task:task-0").json()
     assert (answer["num_a"], answer["num_b"], answer["complete"]) == (2, 4, True)

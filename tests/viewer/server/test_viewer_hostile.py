@@ -51,6 +51,7 @@ def test_every_answer_about_it_is_plain_json(client: Client, hostile: str) -> No
         ("/group", {"group_index": 90}),
         ("/diff", {"a": hostile, "b": "2-0-0"}),
         ("/behaviour", {"a": "1..3", "b": "9"}),
+        ("/tasks", {"a": "1..3", "b": "9"}),
     ):
         answer = client.of_run(path, **params)
         assert answer.status_code == 200, (path, answer.text[:300])

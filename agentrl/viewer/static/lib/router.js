@@ -18,6 +18,7 @@ const RUN_PAGES = new Map([
   ["trajectories", false],
   ["trajectory", true],
   ["group", true],
+  ["tasks", false],
   ["task", true],
   ["diff", false],
   ["behaviour", false],

@@ -1,18 +1,13 @@
 /** Behaviour: what the policy does and says more or less often in one range of steps than in another. */
-import { useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
 import { number, percent } from "../lib/format.js";
-import { go, link, update } from "../lib/router.js";
+import { go, link } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
-import { Draft } from "../ui/draft.js";
 import { Name } from "../ui/name.js";
 import { Loaded } from "../ui/state.js";
 import { Sparkline } from "../ui/sparkline.js";
-import { StageChoice } from "../ui/stage_choice.js";
-import { outerRanges, StepsPage } from "../ui/steps.js";
-
-const RANGE = /^\s*(\d+)\s*(?:\.\.|-|–|to)\s*(\d+)\s*$|^\s*(\d+)\s*$/;
+import { chosenRanges, RangeForm, StepsPage } from "../ui/steps.js";
 
 /** The page; the two ranges and a query are in the address. */
 export function BehaviourPage({ run, params }) {
@@ -22,22 +17,10 @@ export function BehaviourPage({ run, params }) {
 }
 
 function Ranges({ run, params, steps, stages, stage }) {
-  const [first, last] = outerRanges(steps);
-  const a = params.a ?? first;
-  const b = params.b ?? last;
-  const query = params.query ?? "purpose:train";
+  const { a, b, query } = chosenRanges(steps, params);
   const found = useApi(ofRun(run, "behaviour"), { a, b, query, stage });
   return html`
-    <form class="panel controls" onSubmit=${(event) => event.preventDefault()}>
-      <${StageChoice} names=${stages} chosen=${stage} />
-      <${RangeField} name="a" value=${a} onRange=${(range) => update({ a: range })} />
-      <${RangeField} name="b" value=${b} onRange=${(range) => update({ b: range })} />
-      <label>of the trajectories
-        <${Draft} class="field mono" type="search" data-search placeholder="purpose:train" value=${query}
-          onDone=${(text) => update({ query: text.trim() })} />
-      </label>
-      <span class="muted">steps ${number(steps[0])} to ${number(steps[steps.length - 1])}</span>
-    </form>
+    <${RangeForm} a=${a} b=${b} query=${query} steps=${steps} stages=${stages} stage=${stage} />
     <${Loaded} of=${found}>
       ${(data) => html`
         <p class="muted" role="status">
@@ -47,22 +30,6 @@ function Ranges({ run, params, steps, stages, stage }) {
         <${Changes} run=${run} data=${data} a=${a} b=${b} />
       `}
     <//>
-  `;
-}
-
-function RangeField({ name, value, onRange }) {
-  const [error, setError] = useState("");
-  const change = (text) => {
-    const match = RANGE.exec(text);
-    const [from, to] = match ? [Number(match[1] ?? match[3]), Number(match[2] ?? match[3])] : [1, 0];
-    setError(from <= to ? "" : `steps, expected a range such as ${value}`);
-    if (from <= to) onRange(`${from}..${to}`);
-  };
-  return html`
-    <label><b>${name}</b> steps
-      <${Draft} class="field mono range" value=${value} aria-invalid=${Boolean(error)} onDone=${change} />
-      ${error && html`<span class="bad" role="alert">${error}</span>`}
-    </label>
   `;
 }
 

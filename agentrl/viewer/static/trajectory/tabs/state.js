@@ -9,7 +9,8 @@ import { LongText } from "../parts/long_text.js";
 import { Empty, Failure } from "../parts/notice.js";
 import { StoredImage } from "../parts/stored_image.js";
 import { useResource } from "../../lib/resource.js";
-import { shortName, showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
+import { shortName } from "../tokens/display.js";
 import { filesAt, formOf, hasStates, parsed, prettyJson, stepsOf } from "./state_model.js";
 import { StateValue } from "./state_value.js";
 

@@ -119,13 +119,48 @@ def test_a_replaced_address_never_undoes_one_that_the_browser_was_just_sent_to()
         ("bytes(4100000)", "4.1 MB"),
         ("clip('x'.repeat(10000000), 3)", "xxx … 9,999,997 more characters"),
         ("clip('a😀', 2)", "a … 2 more characters"),
-        ("visible('\\u001b[31m\\u202ea\\u0000')", "⟨001B⟩[31m⟨202E⟩a⟨0000⟩"),
         ("line('a\\n  b', 9)", "a b"),
         ("line('x'.repeat(1e7), 3)", "xxx…"),
     ],
 )
 def test_a_value_is_shown_as_people_read_it(call: str, shown: str) -> None:
     assert in_node("lib/format.js", f"return m.{call}") == shown
+
+
+JOINED = {
+    "a family": "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "two hands": "\U0001f9d1\U0001f3fd\u200d\U0001f4bb",
+    "a heart on fire": "\u2764\ufe0f\u200d\U0001f525",
+    "a key": "1\ufe0f\u20e3",
+    "Persian": "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+    "Devanagari": "\u0915\u094d\u200d\u0937",
+    "Sinhala": "\u0dc1\u0dca\u200d\u0dbb\u0dd3",
+}
+HIDDEN = {
+    "a\u200db": "a⟨U+200D⟩b",
+    "a\u200c\u0645": "a⟨U+200C⟩\u0645",
+    "\u0645\u200c\u200c\u0645": "\u0645⟨U+200C⟩⟨U+200C⟩\u0645",
+    "\u0645\u200d": "\u0645⟨U+200D⟩",
+    "\U0001f468\u200d": "\U0001f468⟨U+200D⟩",
+    "a\ufe0f": "a⟨U+FE0F⟩",
+    "1\ufe0f": "1⟨U+FE0F⟩",
+    "\u202a\u202b\u202c\u202d\u202e": "⟨U+202A⟩⟨U+202B⟩⟨U+202C⟩⟨U+202D⟩⟨U+202E⟩",
+    "\u2066\u2067\u2068\u2069": "⟨U+2066⟩⟨U+2067⟩⟨U+2068⟩⟨U+2069⟩",
+    "\u0645\u200e\u0645\u200f\u061c": "\u0645⟨U+200E⟩\u0645⟨U+200F⟩⟨U+061C⟩",
+    "\x1b[31m\x00\x9b": "⟨U+001B⟩[31m⟨U+0000⟩⟨U+009B⟩",
+    "a\r\nb\rc\td": "a\r\nb⟨U+000D⟩c\td",
+    "x\U000e0041\U000e0100": "x⟨U+E0041⟩⟨U+E0100⟩",
+    "\ud800x": "⟨U+D800⟩x",
+}
+
+
+def test_a_joiner_stays_between_what_joins_and_all_else_unseen_is_shown() -> None:
+    given = [*JOINED.values(), *HIDDEN]
+    wanted = [*JOINED.values(), *HIDDEN.values()]
+    assert in_node("lib/unseen.js", "return given.map(m.showUnseen)", given) == wanted
+    # of a token it is not known what it joins
+    every = in_node("lib/unseen.js", "return given.map(m.showEvery)", [*JOINED.values()])
+    assert not any(sign in text for text in every for sign in "\u200c\u200d\ufe0f")
 
 
 def test_a_click_puts_a_term_into_a_query_and_takes_it_out() -> None:

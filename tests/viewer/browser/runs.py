@@ -13,6 +13,7 @@ from tokenizers.models import BPE
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import Annotation, EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.types import (
+    Blob,
     CallRecord,
     Segment,
     SegmentKind,
@@ -203,7 +204,9 @@ def record_two_stages(root: Path, lr: float, seed: int) -> RunDirectory:
 
 
 def record_long(root: Path, turns: int) -> None:
-    """One trajectory, ``0-3-0``, of many short turns; each third calls a tool, which fails."""
+    """One trajectory, ``0-3-0``, of many short turns; each third calls a tool, which fails, and
+    leaves a file.
+    """
     recorder = Recorder(root)
     first, second = (played := recorder.trajectory(1, 0, 3)).turns
     made = [replace(first, started_at=1.0)]
@@ -218,6 +221,7 @@ def record_long(root: Path, turns: int) -> None:
                 text=said,
                 message={"role": "assistant", "content": said},
                 calls=first.calls if index % 3 == 0 else (),
+                files={f"out/{index}.txt": Blob.of(b"x")} if index % 3 == 0 else {},
                 started_at=1.0 + index,
                 timings={"generate_s": 0.5, "step_s": 0.25},
             )

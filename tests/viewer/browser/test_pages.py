@@ -101,7 +101,7 @@ def test_what_a_run_says_is_text(
     page = open_page(viewer, hash_)
 
     expect(page.get_by_text("Loading…")).to_have_count(0)
-    name = page.locator("bdi", has_text="<img src=x onerror=hacked()> ⟨202E⟩eman").first
+    name = page.locator("bdi", has_text="<img src=x onerror=hacked()> ⟨U+202E⟩eman").first
     expect(name).to_be_visible()
     assert page.locator("main img, main script").count() == 0
     hrefs = page.eval_on_selector_all(
@@ -121,7 +121,7 @@ def test_what_a_task_is_called_is_text(viewer: Address, open_page: Open, key_of:
     page.get_by_text("435 equal tokens").click()  # both episodes say the same
     expect(page.locator(".alignment .look").first).to_contain_text("<script>window.hacked=1")
     # an escape and a mark of direction are shown by their codes
-    expect(page.locator("h1")).to_contain_text("⟨202E⟩esrever⟨202C⟩ ⟨001B⟩[31mred")
+    expect(page.locator("h1")).to_contain_text("⟨U+202E⟩esrever⟨U+202C⟩ ⟨U+001B⟩[31mred")
 
 
 def test_a_run_that_is_gone_is_said(

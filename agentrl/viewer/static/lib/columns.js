@@ -1,5 +1,5 @@
 /** Columns: cuts an alignment into blocks of a given width, long equal stretches folded away. */
-import { visible } from "./format.js";
+import { showEvery } from "./unseen.js";
 
 const FOLD = 48; // equal columns from which on a stretch is folded
 const KEPT = 8; // of them shown at each end
@@ -11,7 +11,7 @@ const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f
  * @param {string} piece
  */
 export function cellText(piece) {
-  const text = visible(piece.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍"));
+  const text = showEvery(piece.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍"));
   return text.length > MOST_WIDTH ? `${text.slice(0, MOST_WIDTH - 1)}…` : text;
 }
 

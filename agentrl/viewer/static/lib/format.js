@@ -1,4 +1,5 @@
 /** Format: numbers, times and foreign text as people read them. Pure functions. */
+import { showUnseen } from "./unseen.js";
 
 const INTEGER = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
@@ -86,24 +87,11 @@ export function clip(text, limit = 2000) {
   return `${whole.slice(0, end)} … ${INTEGER.format(whole.length - end)} more characters`;
 }
 
-const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
-
-/**
- * Foreign text with its invisible controls made visible by their codes: ANSI escapes, other C0 and C1
- * codes, marks of direction. What is shown is what is there.
- */
-export function visible(text) {
-  return String(text ?? "").replace(CONTROLS, (character) => {
-    const code = character.charCodeAt(0);
-    return `⟨${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
-  });
-}
-
 /** One line of foreign text: visible, spaces joined, cut. */
 export function line(text, limit = 160) {
   const whole = String(text ?? "");
   const head = whole.slice(0, 4 * limit).replace(/\s+/g, " ").trim();
-  const shown = visible(head.slice(0, limit));
+  const shown = showUnseen(head.slice(0, limit));
   return head.length > limit || whole.length > 4 * limit ? `${shown}…` : shown;
 }
 

@@ -1,7 +1,8 @@
 /** Blame: the tokens, turns and trajectories that carry a step's loss, mismatch, entropy or clipping. */
 import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
-import { clip, count, number, percent, visible } from "../lib/format.js";
+import { clip, count, number, percent } from "../lib/format.js";
+import { showEvery, showUnseen } from "../lib/unseen.js";
 import { useKeys } from "../lib/keys.js";
 import { go, link, update } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
@@ -83,7 +84,7 @@ function Ranking({ run, data }) {
     onOpen: (index) => go(hrefOf(run, rows[index], signal)),
   });
   const most = Math.max(...rows.map(({ value }) => Math.abs(value)), 0);
-  if (data.missing) return html`<${Empty}>Not recorded: ${clip(visible(data.missing), 1000)}<//>`;
+  if (data.missing) return html`<${Empty}>Not recorded: ${clip(showUnseen(data.missing), 1000)}<//>`;
   return html`
     <p role="status"><${Sum} data=${data} signal=${signal} /></p>
     ${rows.length === 0
@@ -130,7 +131,7 @@ function Words({ row }) {
 
 /** Text with its spaces, its line breaks shown. */
 function raw(text) {
-  return visible(text.replaceAll("\n", "↵"));
+  return showEvery(text.replaceAll("\n", "↵"));
 }
 
 function Bar({ value, most }) {

@@ -2,7 +2,8 @@
 import { html } from "../lib/html.js";
 import { link, taskLink } from "../lib/router.js";
 import { count, duration, number } from "../lib/format.js";
-import { shortName, showUnseen } from "./tokens/display.js";
+import { showUnseen } from "../lib/unseen.js";
+import { shortName } from "./tokens/display.js";
 
 /** @param {{run: string, answer: object, params: object}} props */
 export function Header({ run, answer, params }) {

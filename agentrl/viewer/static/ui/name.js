@@ -1,11 +1,12 @@
 /** Name: foreign text in a line of ours. It is isolated, so that its direction ends with it. */
 import { html } from "../lib/html.js";
-import { line, visible, clip } from "../lib/format.js";
+import { clip, line } from "../lib/format.js";
+import { showUnseen } from "../lib/unseen.js";
 
 /** A foreign name or short text on one line; the whole is in its tooltip, cut at 2,000 characters. */
 export function Name({ text, limit = 160 }) {
   const short = line(text, limit);
-  return html`<bdi title=${short.endsWith("…") ? clip(visible(text), 2000) : undefined}>${short}</bdi>`;
+  return html`<bdi title=${short.endsWith("…") ? clip(showUnseen(text), 2000) : undefined}>${short}</bdi>`;
 }
 
 const TAIL = 14; // characters of the end that stay
@@ -20,12 +21,12 @@ export function EndsName({ text, limit = 200 }) {
   if (whole.length <= SHORT) return html`<bdi>${whole}</bdi>`;
   const slash = whole.lastIndexOf("/");
   const cut = slash > 0 && whole.length - slash <= TAIL ? slash : whole.length - TAIL / 2;
-  return html`<bdi class="ends" title=${clip(visible(text), 2000)}
+  return html`<bdi class="ends" title=${clip(showUnseen(text), 2000)}
     ><span class="ends-head">${whole.slice(0, cut)}</span><span class="ends-tail">${whole.slice(cut)}</span></bdi
   >`;
 }
 
 /** A longer foreign text, its line breaks kept, cut visibly. */
 export function Passage({ text, limit = 4000 }) {
-  return html`<pre><bdi>${visible(clip(text, limit))}</bdi></pre>`;
+  return html`<pre><bdi>${showUnseen(clip(text, limit))}</bdi></pre>`;
 }

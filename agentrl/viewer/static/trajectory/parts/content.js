@@ -1,6 +1,6 @@
 /** Content: a message's content, which is text or parts of text and images. */
 import { html } from "../../lib/html.js";
-import { showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
 import { JsonTree } from "./json_tree.js";
 import { Markdown } from "./markdown.js";
 import { imageOf, StoredImage } from "./stored_image.js";

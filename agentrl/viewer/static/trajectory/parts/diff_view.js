@@ -1,7 +1,7 @@
 /** Diff view: two texts line by line; far from a change, equal lines are folded. */
 import { html } from "../../lib/html.js";
 import { useMemo, useState } from "../../vendor/hooks.js";
-import { showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
 import { More } from "./long_text.js";
 import { diffLines } from "./text_diff.js";
 

@@ -7,7 +7,8 @@
  */
 import { html } from "../../lib/html.js";
 import { useState } from "../../vendor/hooks.js";
-import { shortName, showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
+import { shortName } from "../tokens/display.js";
 import { LongText } from "./long_text.js";
 import { imageOf, StoredImage } from "./stored_image.js";
 

@@ -1,7 +1,7 @@
 /** Long text: foreign text as text, with what is invisible shown, cut until the reader asks. */
 import { html } from "../../lib/html.js";
 import { useState } from "../../vendor/hooks.js";
-import { showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
 
 const FIRST = 4_000;
 const STEP = 100_000;

@@ -1,7 +1,7 @@
 /** Markdown: foreign Markdown as nodes. Links open apart and tell nothing; images never load. */
 import { html } from "../../lib/html.js";
 import { useMemo } from "../../vendor/hooks.js";
-import { showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
 import { LongText } from "./long_text.js";
 import { CodeBlock } from "./code_block.js";
 import { markdownTree } from "./markdown_tree.js";

@@ -1,6 +1,6 @@
 /** Notice: what is missing, why, and which setting brings it; and what failed. */
 import { html } from "../../lib/html.js";
-import { showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
 
 /** Why a trajectory has no tokens. */
 export const NO_TOKENS =

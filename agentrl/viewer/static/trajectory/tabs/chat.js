@@ -2,7 +2,8 @@
 import { html } from "../../lib/html.js";
 import { useMemo, useRef } from "../../vendor/hooks.js";
 import { duration, number } from "../../lib/format.js";
-import { shortName, showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
+import { shortName } from "../tokens/display.js";
 import { VirtualList } from "../../ui/virtual_list.js";
 import { lanesOf, laneTitle, rowsOf } from "../data.js";
 import { Content } from "../parts/content.js";

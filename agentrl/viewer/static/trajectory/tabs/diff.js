@@ -8,7 +8,8 @@ import { ask } from "../data.js";
 import { DiffView } from "../parts/diff_view.js";
 import { Empty } from "../parts/notice.js";
 import { useResource } from "../../lib/resource.js";
-import { shortName, showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
+import { shortName } from "../tokens/display.js";
 
 /** @param {{run: string, answer: object, other: object | null}} props `other` is the pinned one */
 export function DiffTab({ run, answer, other }) {

@@ -9,7 +9,7 @@ import { cutAt, More } from "../parts/long_text.js";
 import { Empty, Failure, NO_TOKENS } from "../parts/notice.js";
 import { useResource } from "../../lib/resource.js";
 import { KINDS } from "../token_model.js";
-import { showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
 
 const FIRST = 20_000;
 const STEP = 100_000;

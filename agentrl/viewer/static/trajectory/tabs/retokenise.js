@@ -4,7 +4,8 @@ import { link } from "../../lib/router.js";
 import { ask, lanesOf, laneTitle } from "../data.js";
 import { Empty, Failure } from "../parts/notice.js";
 import { useResource } from "../../lib/resource.js";
-import { showUnseen, shownPiece } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
+import { shownPiece } from "../tokens/display.js";
 
 const MOST_TEXT = 400;
 const MOST_IDS = 60;

@@ -1,14 +1,16 @@
 /** State: the environment's state and the sandbox's files after each turn, with what changed. */
 import { html } from "../../lib/html.js";
-import { useEffect, useMemo, useState } from "../../vendor/hooks.js";
+import { useEffect, useMemo, useRef, useState } from "../../vendor/hooks.js";
 import { bytes } from "../../lib/format.js";
+import { VirtualList } from "../../ui/virtual_list.js";
 import { readBlob } from "../parts/blob.js";
 import { DiffView } from "../parts/diff_view.js";
 import { LongText } from "../parts/long_text.js";
 import { Empty, Failure } from "../parts/notice.js";
 import { StoredImage } from "../parts/stored_image.js";
 import { useResource } from "../../lib/resource.js";
-import { shortName, showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
+import { shortName } from "../tokens/display.js";
 import { filesAt, formOf, hasStates, parsed, prettyJson, stepsOf } from "./state_model.js";
 import { StateValue } from "./state_value.js";
 
@@ -73,30 +75,20 @@ export function StateTab({ run, answer, turn, onTurn }) {
 const nameOf = (step) => (step.turn === null ? "reset" : `turn ${step.turn}`);
 
 function Files({ files, path, hasState, onPath }) {
-  const entry = (name, own, label, className) =>
-    html`<li key=${name}>
-      <button
-        type="button"
-        aria-current=${own === path ? "true" : null}
-        class=${className}
-        onClick=${() => onPath(own)}
-      >
-        ${label}
+  const box = useRef(null);
+  const all = hasState ? [null, ...files] : files;
+  const entry = (place) => {
+    const file = all[place];
+    const own = file?.path ?? null;
+    const sign = !file?.changed ? "" : file.blob === null ? "deleted" : file.before ? "changed" : "new";
+    return html`<li key=${own ?? "\u0000state"}>
+      <button type="button" aria-current=${own === path ? "true" : null} class=${sign && `file-${sign}`} onClick=${() => onPath(own)}>
+        ${file ? html`${shortName(own, 120)} <span class="small">${sign}</span>` : "environment's state"}
       </button>
     </li>`;
-  return html`<div class="files" role="group" aria-label="Files and state" tabindex="0">
-    <ul>
-      ${hasState && entry("\u0000state", null, "environment's state", "")}
-      ${files.map(({ path: own, blob, before, changed }) => {
-        const sign = !changed ? "" : blob === null ? "deleted" : before ? "changed" : "new";
-        return entry(
-          own,
-          own,
-          html`${shortName(own, 120)} <span class="small">${sign}</span>`,
-          sign && `file-${sign}`,
-        );
-      })}
-    </ul>
+  };
+  return html`<div class="files" ref=${box} role="group" aria-label="Files and state" tabindex="0">
+    <${VirtualList} box=${box} tag="ul" count=${all.length} estimate=${() => 25} entry=${entry} />
   </div>`;
 }
 

@@ -36,14 +36,14 @@ function blobOf(value) {
  */
 export function filesAt(steps, at) {
   const files = new Map();
+  let touched = []; // by the step before
   for (const { changed } of steps.slice(0, at + 1)) {
-    for (const [path, entry] of files) {
-      if (entry.blob === null) files.delete(path);
+    for (const entry of touched) {
+      if (entry.blob === null) files.delete(entry.path);
       else entry.changed = false;
     }
-    for (const [path, blob] of changed) {
-      files.set(path, { path, blob, before: files.get(path)?.blob, changed: true });
-    }
+    touched = [...changed].map(([path, blob]) => ({ path, blob, before: files.get(path)?.blob, changed: true }));
+    for (const entry of touched) files.set(entry.path, entry);
   }
   return [...files.values()].sort((a, b) => (a.path < b.path ? -1 : 1));
 }

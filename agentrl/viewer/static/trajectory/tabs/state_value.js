@@ -3,7 +3,7 @@ import { html } from "../../lib/html.js";
 import { InlineImage } from "../parts/inline_image.js";
 import { JsonTree } from "../parts/json_tree.js";
 import { LongText } from "../parts/long_text.js";
-import { showUnseen } from "../tokens/display.js";
+import { showUnseen } from "../../lib/unseen.js";
 import { formOf, rowsOf } from "./state_model.js";
 
 /** @param {{value: unknown, run: string}} props */

@@ -1,6 +1,6 @@
 /** Timeline: generation, tools and waiting as bars over the episode's time. */
 import { html } from "../../lib/html.js";
-import { useMemo } from "../../vendor/hooks.js";
+import { useMemo, useState } from "../../vendor/hooks.js";
 import { duration } from "../../lib/format.js";
 import { Empty } from "../parts/notice.js";
 import { shortName } from "../tokens/display.js";
@@ -21,7 +21,7 @@ export function TimelineTab({ answer, turn, onTurn }) {
   return html`<div class="timeline pad" tabindex="0" role="group" aria-label="Timeline">
     ${!known && html`<p class="muted">Starts are not recorded here: turns are drawn end to end.</p>`}
     <svg viewBox="0 0 ${WIDTH} ${used.length * ROW + 20}" role="img" aria-label="Bars of time, listed below">
-      ${used.map(([row, own], index) => drawn(own, total, turn).map((bar) => html`<${Bar} bar=${bar} row=${index} total=${total} current=${bar.turn === turn} onTurn=${onTurn} />`))}
+      ${used.map(([row, own], index) => html`<${Bars} key=${row} row=${row} bars=${own} place=${index} total=${total} turn=${turn} onTurn=${onTurn} />`)}
       ${Array.from({ length: TICKS + 1 }, (_, tick) => {
         const x = (WIDTH * tick) / TICKS;
         const anchor = tick === 0 ? "start" : tick === TICKS ? "end" : "middle";
@@ -46,31 +46,46 @@ export function TimelineTab({ answer, turn, onTurn }) {
   </div>`;
 }
 
+/** A row's bars as one shape, however many there are; those of the current turn are framed by another. */
+function Bars({ row, bars, place, total, turn, onTurn }) {
+  const [pointed, setPointed] = useState(null);
+  const shape = useMemo(() => shapeOf(told(bars, total), place, total), [bars, place, total]);
+  const own = bars.filter((bar) => bar.turn === turn);
+  const under = (event) => {
+    const { left, width } = event.currentTarget.ownerSVGElement.getBoundingClientRect();
+    return nearest(bars, (total * (event.clientX - left)) / width);
+  };
+  const text = pointed && `turn ${pointed.turn}: ${shortName(pointed.label)}, ${duration(pointed.length)}`;
+  return html`<g class="bar bar-${row}" onPointerMove=${(event) => setPointed(under(event))}>
+    <path d=${shape} onClick=${(event) => onTurn(under(event).turn)}>${text && html`<title>${text}</title>`}</path>
+    ${own.length > 0 && html`<path class="current" d=${shapeOf(own, place, total)}></path>`}
+  </g>`;
+}
+
 /** The bars that can be told apart: of those that begin at one place and are a line, the longest. */
-function drawn(bars, total, turn) {
+function told(bars, total) {
   const lines = new Map();
   for (const bar of bars) {
     const isWide = (WIDTH * bar.length) / total >= 1;
-    const key = isWide || bar.turn === turn ? bar : Math.floor((WIDTH * bar.start) / total);
+    const key = isWide ? bar : Math.floor((WIDTH * bar.start) / total);
     if (!lines.has(key) || lines.get(key).length < bar.length) lines.set(key, bar);
   }
   return [...lines.values()];
 }
 
-function Bar({ bar, row, total, current, onTurn }) {
-  const x = (WIDTH * bar.start) / total;
-  const width = Math.max(1, (WIDTH * bar.length) / total);
-  const text = `turn ${bar.turn}: ${shortName(bar.label)}, ${duration(bar.length)}`;
-  return html`<rect
-    class="bar bar-${bar.row} ${current ? "current" : ""}"
-    x=${x}
-    y=${row * ROW + 4}
-    width=${width}
-    height=${ROW - 10}
-    onClick=${() => onTurn(bar.turn)}
-  >
-    <title>${text}</title>
-  </rect>`;
+function shapeOf(bars, place, total) {
+  return bars
+    .map(({ start, length }) => {
+      const width = Math.max(1, (WIDTH * length) / total);
+      return `M${(WIDTH * start) / total} ${place * ROW + 4}h${width}v${ROW - 10}h${-width}z`;
+    })
+    .join("");
+}
+
+/** The bar at a time, or the one that is nearest to it. */
+function nearest(bars, time) {
+  const distance = ({ start, length }) => Math.max(start - time, time - start - length, 0);
+  return bars.reduce((best, bar) => (distance(bar) < distance(best) ? bar : best));
 }
 
 function Sum({ row, bars, total, onTurn }) {

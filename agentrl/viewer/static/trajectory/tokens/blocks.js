@@ -195,12 +195,13 @@ export class TokenBlocks {
 
   /**
    * Puts the visible blocks into the document, and takes the others out. After a leap those just
-   * out of view follow in the next frame.
+   * out of view follow in the next frame. In a pane that is left or hidden every block is 0 high, so that all would
+   * fit: nothing is painted until it has a size.
    */
   paint() {
-    if (!this.model || !this.blocks.length) return;
+    const view = this.pane.clientHeight;
+    if (!this.model || !this.blocks.length || view === 0) return;
     const top = this.pane.scrollTop;
-    const view = this.pane.clientHeight || 600;
     const leap = !this.painted.has(this.heights.at(top)) && !this.painted.has(this.heights.at(top + view));
     const around = leap ? 0 : OVERSCAN;
     const first = this.heights.at(Math.max(0, top - around));

@@ -1,8 +1,7 @@
 /** Display: a token's text with what cannot be seen made visible. */
+import { showEvery, showUnseen } from "../../lib/unseen.js";
 
 const BREAKS = /[\n\r\t]/g;
-const UNSEEN =
-  /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 const VISIBLE_BREAKS = { "\n": "↵\n", "\r": "⟨CR⟩", "\t": "⇥\t" };
 
 /**
@@ -12,19 +11,7 @@ const VISIBLE_BREAKS = { "\n": "↵\n", "\r": "⟨CR⟩", "\t": "⇥\t" };
  */
 export function shownPiece(piece, hex) {
   if (hex !== undefined) return hex.replace(/../g, "\\x$&");
-  return showUnseen(piece).replace(BREAKS, (sign) => VISIBLE_BREAKS[sign]);
-}
-
-/**
- * Control characters, marks of direction and of no width, as visible signs; newlines and tabs stay.
- * @param {string} text
- * @returns {string}
- */
-export function showUnseen(text) {
-  return text.replace(UNSEEN, (sign) => {
-    const code = sign.charCodeAt(0).toString(16).toUpperCase();
-    return `⟨U+${code.padStart(4, "0")}⟩`;
-  });
+  return showEvery(piece.replace(BREAKS, (sign) => VISIBLE_BREAKS[sign]));
 }
 
 /**

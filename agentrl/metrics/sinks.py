@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 from agentrl.metrics.names import with_verl_names
 from agentrl.metrics.outlets.courier import CLOSE_S, Courier, Told, do_nothing, end_all
 from agentrl.metrics.timing import PhaseTimes
+from agentrl.types.clock import EpochClock
 
 _NO_SINKS: Mapping[str, Callable[[], OutletSink]] = MappingProxyType({})
 
@@ -80,6 +81,8 @@ class Sinks:
         vital: what a run cannot do without: they are written at once, and their errors end the run.
         others: what opens each other sink, by its name in messages. Each is opened and written in a
             thread of its own (``Courier``), which neither slows nor ends the run.
+        phases: gets a line a step: ``step``, ``stage``, and ``phases``, the name, begin and end of
+            the step and of each of its phases, in seconds since the epoch.
         verl_names: log each number that verl has a name for under that name too.
         told: is told, beside the log, what the others fail at.
         close_s: seconds that the others have together at the end.
@@ -90,12 +93,14 @@ class Sinks:
         vital: Iterable[Sink],
         others: Mapping[str, Callable[[], OutletSink]] = _NO_SINKS,
         *,
+        phases: LineWriter | None = None,
         verl_names: bool = False,
         told: Told = do_nothing,
         close_s: float = CLOSE_S,
     ) -> None:
         self._vital = tuple(vital)
         self._couriers = [Courier(name, opened, told) for name, opened in others.items()]
+        self._phases = phases
         self._verl_names = verl_names
         self._close_s = close_s
         self._times: Sequence[PhaseTimes] = ()
@@ -112,6 +117,10 @@ class Sinks:
         for sink in self._vital:
             sink.log(step, named, prefix)
         times, self._times = self._times, ()
+        if self._phases is not None and times:
+            at = EpochClock().at
+            phases = [(name, at(began), at(ended)) for name, began, ended in times]
+            self._phases.append({"step": step, "stage": prefix, "phases": phases})
         for courier in self._couriers:
             courier.give(lambda sink: sink.log(step, named, prefix, times))
 
@@ -123,4 +132,6 @@ class Sinks:
         """Closes every sink."""
         for sink in self._vital:
             sink.close(failed=failed)
+        if self._phases is not None:
+            self._phases.close()
         end_all(self._couriers, lambda sink: sink.close(failed=failed), self._close_s)

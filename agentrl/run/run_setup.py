@@ -182,10 +182,8 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
             steps[stage.name] = manifest.state.step
     ledger.restore(offset)
     record_resume(directory, steps)
-    if directory.metrics_path.exists():
-        keep_lines(
-            directory.metrics_path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1)
-        )
+    for path in filter(Path.exists, (directory.metrics_path, directory.phases_path)):
+        keep_lines(path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1))
 
 
 def _play_contract(stage: StageConfig, env: EnvSpec, task: Task) -> None:

@@ -320,6 +320,7 @@ class Trainer(Closing):
                 Sinks(
                     [JsonlSink(JsonlWriter(directory.metrics_path)), heartbeat],
                     sink_openers(metrics, tracked),
+                    phases=JsonlWriter(directory.phases_path),
                     verl_names=metrics.verl_names,
                     told=partial(events.log, boundary="metrics", level="warning"),
                 )

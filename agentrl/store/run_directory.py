@@ -149,6 +149,9 @@ class RunDirectory:
     metrics_path = _RunPath("metrics.jsonl")
     """One JSON object a step."""
 
+    phases_path = _RunPath("phases.jsonl")
+    """When each step and its phases began and ended, an object a step."""
+
     events_path = _RunPath("events.jsonl")
     """Alerts, retries and failures (``EventLog``)."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, StoreError
+from agentrl.store import RunDirectory, read_jsonl
 from tests.controller.remote import s3_bucket
 from tests.run.tiny_run import metrics, train
 
@@ -47,7 +48,10 @@ def test_a_lost_run_goes_on_elsewhere_as_if_nothing_had_been(
     assert learned(tmp_path / "found") == learned(tmp_path / "whole")
     events = [getattr(one, "event", None) for one in caplog.records]
     assert events.count("checkpoint_fetched") == 2  # a stage each
-    assert [row[:2] for row in learned(tmp_path / "found")][-3:] == [["rl", n] for n in (1, 2, 3)]
+    steps = [row[:2] for row in learned(tmp_path / "found")]
+    assert steps[-3:] == [["rl", n] for n in (1, 2, 3)]
+    timed = read_jsonl(RunDirectory(tmp_path / "found").phases_path)
+    assert [[row["stage"], row["step"]] for row in timed] == steps
 
 
 def test_a_resume_without_a_copy_says_that_there_is_no_run(tmp_path: Path) -> None:

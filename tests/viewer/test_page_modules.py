@@ -50,6 +50,7 @@ def test_a_link_leads_back_to_what_it_was_made_of() -> None:
         ["trajectory", {"run": "k", "id": "rl/after 50%/3-1-0", "tab": "tokens", "tokens": "1-9"}],
         ["trajectories", {"run": "k", "query": 'text:"a&b=c#?" -env:x'}],
         ["group", {"run": "k", "id": "12", "stage": "__proto__"}],
+        ["step", {"run": "k", "id": "0", "stage": "rl"}],
         ["task", {"run": "k", "id": '"><script>'}],
     ]
     body = """return given.map(([page, params]) => {

@@ -204,5 +204,6 @@ def _run_files(run: RunDirectory) -> tuple[Path, ...]:
         run.config_path,
         run.ledger_path,
         run.metrics_path,
+        run.phases_path,
         run.resumes_path,
     )

@@ -188,6 +188,11 @@ class Recorder(GroupRecorder):
         outcomes, played = self._taken, self._played
         self._taken, self._played = [], []
         self.step = state.step
+        wait_s = self.writer.counts.wait_s
+        self.timer.add("wait_store", wait_s - self._store_wait_s)
+        self._store_wait_s = wait_s
+        # beside each other, so that the step of phases.jsonl ends where time/step_s does
+        phases = self.timer.take_step()
         now = time.monotonic()
         seconds = now - self._step_start
         self._step_start = now
@@ -198,10 +203,6 @@ class Recorder(GroupRecorder):
         if self.ahead:
             values |= ended_metrics(ended)
         values |= _numbers(stats)
-        wait_s = self.writer.counts.wait_s
-        self.timer.add("wait_store", wait_s - self._store_wait_s)
-        self._store_wait_s = wait_s
-        phases = self.timer.take_step()
         values |= phases
         if learned:
             learning_s = seconds - phases.get("time/eval_s", 0.0)

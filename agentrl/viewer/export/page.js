@@ -96,7 +96,9 @@
   };
 
   // what is not in the file, or takes a server, is not offered
-  globalThis.agentrlWithout = new Set(["tasks", "behaviour", "blame", "retokenise", "settings", "csv", "tags"]);
+  globalThis.agentrlWithout = new Set([
+    "tasks", "behaviour", "blame", "retokenise", "settings", "step", "timeline", "csv", "tags",
+  ]);
 
   globalThis.fetch = async (resource, options = {}) => {
     const url = new URL(String(resource), "http://export.invalid/");

@@ -170,6 +170,11 @@ class StageMetrics:
                 found[name] = values[int(places[-1])]
         return found
 
+    def around(self, step: float) -> tuple[float | None, float | None]:
+        """The nearest steps before and after one; None where there is none."""
+        before = max((own for own in self._rows if own < step), default=None)
+        return before, min((own for own in self._rows if own > step), default=None)
+
     def series(self, name: str) -> Series:
         """The values of a metric."""
         steps, values = self._known(name)

@@ -37,10 +37,12 @@ from agentrl.store.trajectories.files import find_shard_row
 from agentrl.store.trajectories.listing import LiveListing
 from agentrl.types import Trajectory
 from agentrl.viewer.analysis.blame import BlameRow
+from agentrl.viewer.analysis.spans import Span
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.notes import NoteBook
 from agentrl.viewer.pieces import TokenPieces, has_marks, stage_pieces, without_secrets
 from agentrl.viewer.runs.metrics_table import AppendedLines, MetricsTable
+from agentrl.viewer.runs.phase_table import PhaseTable
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.viewer_error import not_found
 
@@ -154,6 +156,7 @@ class OpenRun(Closing):
         self.name = name or directory.root.name
         self.lock = threading.RLock()
         self.metrics = MetricsTable(directory.metrics_path)
+        self.phases = PhaseTable(directory.phases_path)
         self.notes = NoteBook(directory.root / "notes")
         self._event_lines = AppendedLines(directory.events_path)
         self._events: list[dict[str, Any]] = []
@@ -166,6 +169,8 @@ class OpenRun(Closing):
         self._settings: tuple[Stamp | None, Mapping[str, Any], str] | None = None
         self.worst_tokens: dict[tuple[int, str | None], BlameRow | None] = {}
         """By step and stage (``views.run_view``)."""
+        self.parts: dict[tuple[str, float], list[Span]] = {}
+        """Of the episodes of the step that was shown last, by id and ``recorded_at``."""
 
     @cached_property
     def reader(self) -> TrajectoryReader:
@@ -274,7 +279,8 @@ class OpenRun(Closing):
     def damage(self) -> list[str]:
         """What of the run cannot be read, and was passed over."""
         own = [*self._damage, *self.reader.damage, *self.index().damage(), *self.notes.damage]
-        return list(dict.fromkeys([*own, *self.metrics.damage, *self._event_lines.damage]))
+        read = (self.metrics.damage, self.phases.damage, self._event_lines.damage)
+        return list(dict.fromkeys([*own, *(one for damage in read for one in damage)]))
 
     def row(self, trajectory_id: str) -> StoredRow:
         """One trajectory as it is stored, with what was learned of it; ids of masked secrets are

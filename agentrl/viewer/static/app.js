@@ -22,6 +22,7 @@ const MODULES = {
   settings: () => import("./pages/settings.js").then((module) => module.SettingsPage),
   trajectories: () => import("./pages/trajectories.js").then((module) => module.TrajectoriesPage),
   trajectory: () => import("./trajectory/page.js").then((module) => module.TrajectoryPage),
+  step: () => import("./pages/step.js").then((module) => module.StepPage),
   group: () => import("./pages/group.js").then((module) => module.GroupPage),
   tasks: () => import("./pages/tasks.js").then((module) => module.TasksPage),
   task: () => import("./pages/task.js").then((module) => module.TaskPage),

@@ -5,7 +5,7 @@ import { signal } from "../vendor/signals.js";
  * @typedef {object} Route
  * @property {string} page one of PAGES, or "unknown"
  * @property {string} run the run's key, "" where the page has none
- * @property {string} id trajectory, group or task, "" where the page has none
+ * @property {string} id trajectory, step, group or task, "" where the page has none
  * @property {Record<string, string>} params the query; an object without a prototype
  * @property {string} href
  */
@@ -17,6 +17,7 @@ const RUN_PAGES = new Map([
   ["settings", false],
   ["trajectories", false],
   ["trajectory", true],
+  ["step", true],
   ["group", true],
   ["tasks", false],
   ["task", true],

@@ -39,7 +39,9 @@ function Stage({ run, params, title, only, data }) {
   const names = only ? own.names.filter((name) => only.includes(name)) : own.names;
   const marks = alerts.filter((alert) => stages.length === 1 || !alert.stage || alert.stage === stage);
   const chart = (axis) => ({ time: axis === "time", sync: run, marks: [...marks.map((alert) => alert[axis]), axis === "step" && !only && params.at ? Number(params.at) : NaN].filter(Number.isFinite) });
-  const open = (step) => go(link("trajectories", { run, query: `step:${step}${stages.length > 1 ? ` ${term("stage", stage)}` : ""}` }));
+  const one = stages.length > 1 ? stage : "";
+  const open = (step) =>
+    go(offers("step") ? link("step", { run, id: step, stage: one }) : link("trajectories", { run, query: `step:${step}${one && ` ${term("stage", one)}`}` }));
   const csv = (asked) => `${ofRun(run, "metrics.csv")}?${new URLSearchParams([...asked.map((name) => ["names", name]), ...(stage === null ? [] : [["stage", stage]])])}`;
   const csvLink = (asked, label) => offers("csv") && html`<a href=${csv(asked)} download aria-label=${label}>csv</a>`;
   const choice = html`<${StageChoice} names=${stages.map((one) => one.stage)} chosen=${stage} />`;

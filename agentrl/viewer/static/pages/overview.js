@@ -3,7 +3,7 @@ import { html } from "../lib/html.js";
 import { ofRun, useApi } from "../lib/api.js";
 import { ago, count, line, number, when } from "../lib/format.js";
 import { useLatest } from "../lib/live.js";
-import { link } from "../lib/router.js";
+import { link, offers } from "../lib/router.js";
 import { Name } from "../ui/name.js";
 import { Loaded } from "../ui/state.js";
 import { linkOf } from "../ui/target.js";
@@ -108,7 +108,7 @@ function Alerts({ run, alerts }) {
             const href = linkOf(run, alert.link);
             const text = html`<${Name} text=${alert.text} limit=${240} />`;
             return html`<tr key=${index}>
-              <td class="num">${number(alert.step)}</td>
+              <td class="num"><${StepLink} run=${run} alert=${alert} /></td>
               <td>
                 <span class=${alert.level === "error" ? "bad" : "warn"}>${alert.level}</span>${" "}${href ? html`<a href=${href}>${text}</a>` : text}
                 ${alert.trajectories.map((id) => html`${" "}<a key=${id} href=${linkOf(run, { page: "trajectory", id })}><${Name} text=${id} limit=${40} /></a>`)}
@@ -120,6 +120,12 @@ function Alerts({ run, alerts }) {
       </table>
     </section>
   `;
+}
+
+/** The step of an alert, linked to its page. */
+function StepLink({ run, alert: { step, stage } }) {
+  if (!offers("step") || !Number.isInteger(step) || step < 0) return number(step);
+  return html`<a href=${link("step", { run, id: step, stage })}>${number(step)}</a>`;
 }
 
 /** Evaluations: by label, each metric's value at each step that was evaluated. */

@@ -1,6 +1,6 @@
 /** Header: what the trajectory is and came to, and the ways to its neighbours. */
 import { html } from "../lib/html.js";
-import { link, taskLink } from "../lib/router.js";
+import { link, offers, taskLink } from "../lib/router.js";
 import { count, duration, number } from "../lib/format.js";
 import { showUnseen } from "../lib/unseen.js";
 import { shortName } from "./tokens/display.js";
@@ -24,6 +24,7 @@ export function Header({ run, answer, params }) {
           text=${summary.group_size ? `group of ${summary.group_size}` : "group"}
         />
         <${Step} href=${taskLink(run, summary.task_id)} text="task" />
+        ${offers("step") && html`<${Step} href=${link("step", { run, id: summary.step, stage: summary.stage })} text="step" />`}
       </nav>
     </div>
     <dl class="traj-facts">

@@ -1,0 +1,174 @@
+"""Steps over the API: runs with times and without, torn ones, and one under way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from agentrl.store import write_json
+from agentrl.store.heartbeat import Heartbeat
+from tests.viewer.server.viewers import Client, viewing
+from tests.viewer.timed_run import T, TimedRun
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def made(tmp_path: Path, tokenizer: Tokenizer) -> TimedRun:
+    return TimedRun(tmp_path / "run", tokenizer)
+
+
+@pytest.fixture
+def ask(made: TimedRun) -> Iterator[Ask]:
+    """Asks for a step of the run."""
+    with viewing(made.directory.root) as address, Client(address) as client:
+
+        def asked(step: object, status: int = 200, **params: object) -> Any:
+            answer = client.of_run("/step", step=step, **params)
+            assert answer.status_code == status, answer.text
+            return answer.json()
+
+        yield asked
+
+
+def waits(answer: Any) -> list[tuple[str, str, float, str]]:
+    return [(w["phase"], w["part"], w["seconds"], w["episode"]) for w in answer["waited"]]
+
+
+def test_a_step_has_its_groups_by_span_and_what_it_waited_for(made: TimedRun, ask: Ask) -> None:
+    made.play(1, 1.0, 1.0, group=3)
+    made.play(1, 1.0, 0.0, 0.5, group=4)
+    made.step(1)
+    made.step(2)
+
+    found = ask(1)
+
+    assert (found["before"], found["after"], found["start"], found["placed"]) == (None, 2, T, True)
+    assert [(one["group_index"], one["no_spread"]) for one in found["groups"]] == [
+        (4, False),
+        (3, True),
+    ]
+    longest, *_ = found["groups"][0]["episodes"]
+    assert (longest["id"], longest["start"], longest["end"]) == ("4-2-0", 0.0, 6.0)
+    # a call of the first turn took a quarter of a second
+    assert longest["parts"] == [
+        ["generate", 0.0, 3.0, 4],
+        ["tool", 3.0, 3.25, None],
+        ["environment", 3.25, 3.5, None],
+    ]
+    assert waits(found) == [
+        ("wait_rollout", "", 4.0, ""),
+        ("wait_rollout", "generate", 3.0, "4-2-0"),
+        ("wait_rollout", "between", 2.5, "4-2-0"),
+        ("wait_rollout", "tool", 0.25, "4-2-0"),
+        ("wait_rollout", "environment", 0.25, "4-2-0"),
+        ("other", "", 10.0, ""),
+    ]
+
+
+def test_an_older_run_has_sums_alone(made: TimedRun, ask: Ask) -> None:
+    made.play(1, 0.0, started_at=0.0, ended_at=0.0)
+    made.log(1, **{"time/step_s": 3.0, "time/rollout_s": 2.0, "time/update_s": 9.0})
+
+    found = ask(1)
+
+    assert (found["placed"], found["phases"]) == (False, [])
+    assert waits(found) == [
+        ("rollout", "", 2.0, ""),
+        ("update", "", 1.0, ""),
+        ("other", "", 0.0, ""),
+    ]
+    [episode] = found["groups"][0]["episodes"]
+    assert (episode["start"], episode["end"], episode["parts"]) == (None, None, [])
+
+
+@pytest.mark.parametrize("step_s", [{}, {"time/step_s": None}, {"time/step_s": "fast"}])
+def test_a_step_without_its_seconds_says_nothing_of_them(
+    made: TimedRun, ask: Ask, step_s: dict[str, Any]
+) -> None:
+    made.phases(1, ("step", T, T + 5), ("update", T, T + 1))
+    made.log(1, **step_s)
+
+    found = ask(1)
+
+    assert (found["step_s"], found["waited"], found["groups"]) == (None, [], [])
+    assert found["phases"] == [["update", 0.0, 1.0, None]]
+
+
+def test_a_torn_run_shows_what_is_whole(made: TimedRun, ask: Ask) -> None:
+    made.play(1, 1.0, 0.0)
+    made.step(1)
+    made.phases(2, "odd", ["update", 1], ["update", T + 9, T], ["eval", "x", None])
+    with made.directory.phases_path.open("a") as lines:
+        lines.write('no object\n{"step": "2"}\n{"step": 3, "phases": 7}\n{"step": 4, "pha')
+    made.log(2, **{"time/step_s": 1.0})
+
+    assert len(ask(1)["groups"]) == 1
+    assert (ask(2)["placed"], ask(2)["phases"], waits(ask(2))) == (
+        False,
+        [],
+        [("other", "", 1.0, "")],
+    )
+    [shard] = made.directory.sealed_folder.glob("*/*.parquet")
+    shard.write_bytes(shard.read_bytes()[:200])
+    # what was read of the step before is void with it
+    assert ask(2)["total"] == 0
+
+
+def test_a_step_under_way_shows_what_ended(made: TimedRun, ask: Ask) -> None:
+    with Heartbeat(made.directory):
+        made.step(1)
+        made.play(2, 1.0, seal=False)
+        write_json(made.directory.now_path, {"loop": [{"phase": "wait_rollout", "s": 4.0}]})
+
+        found = ask(2)
+
+        assert (found["goes_on"], found["total"], found["waited"]) == (True, 1, [])
+        assert found["before"] == 1
+        assert ask(3, 404)["error"].endswith("has no step 3")
+    assert ask(2)["goes_on"] is False
+
+
+def test_a_step_of_an_evaluation_alone_and_one_without_episodes(made: TimedRun, ask: Ask) -> None:
+    made.play(0, 1.0, purpose="eval", label="sums/before/greedy")
+    made.log(0, **{"eval/sums/greedy": 1.0})
+    made.step(1)
+    made.step(2)
+
+    alone = ask(0)
+    assert (alone["step_s"], alone["waited"], alone["after"]) == (None, [], 1)
+    assert [one["label"] for one in alone["groups"]] == ["sums/before/greedy"]
+    assert alone["groups"][0]["no_spread"] is False
+    # its seconds are those of the first step
+    assert [one["label"] for one in ask(1)["groups"]] == ["sums/before/greedy"]
+    assert (ask(2)["groups"], waits(ask(2))[0]) == ([], ("wait_rollout", "", 10.0, ""))
+
+
+def test_each_stage_has_its_own_steps(made: TimedRun, ask: Ask) -> None:
+    made.step(1, stage="warmup")
+    made.step(2, stage="warmup")
+    made.play(1, 1.0)
+    made.step(1)
+
+    assert (ask(1)["stage"], ask(1)["total"]) == ("rl", 1)
+    assert (ask(2)["stage"], ask(2)["total"]) == ("warmup", 0)
+    assert (ask(1, stage="warmup")["total"], ask(1, stage="warmup")["after"]) == (0, 2)
+    assert "has no step 2 of rl" in ask(2, 404, stage="rl")["error"]
+    for bad in ("x", "-1", "1e3", str(2**53)):
+        ask(bad, 400)
+
+
+def test_a_step_of_2000_episodes_is_bounded(made: TimedRun, ask: Ask) -> None:
+    made.play(1, *([0.0, 1.0] * 1000))
+    made.step(1)
+
+    found = ask(1)
+
+    [group] = found["groups"]
+    assert (found["total"], len(group["episodes"])) == (2000, 2000)
+    assert len(json.dumps(found)) < 1_500_000

@@ -108,7 +108,11 @@ def _parts(run: OpenRun, rows: Sequence[dict[str, Any]]) -> tuple[dict[str, list
     """
     keys = {(row["id"], row["recorded_at"]): row for row in rows}
     known = {key: run.parts[key] for key in keys if key in run.parts}
-    missing = [Place(key[0], row["step"], key[1]) for key, row in keys.items() if key not in known]
+    missing = [
+        Place(key[0], row["step"], key[1], row["task_id"])
+        for key, row in keys.items()
+        if key not in known
+    ]
     fault = ""
     try:
         for stored in stored_rows(run.directory, run.reader, missing, ("timings", "turns")):

@@ -6,6 +6,7 @@ import { count, duration, number, when } from "../lib/format.js";
 import { useLatest } from "../lib/live.js";
 import { useKeys } from "../lib/keys.js";
 import { go, link, taskLink, update } from "../lib/router.js";
+import { Drawer, DrawerButton, isNarrow } from "../ui/drawer.js";
 import { Facets } from "../ui/facets.js";
 import { EndsName, Name } from "../ui/name.js";
 import { QueryBox } from "../ui/querybox.js";
@@ -21,7 +22,9 @@ export function TrajectoriesPage({ run, params }) {
   const query = params.query ?? "";
   const sort = params.sort ?? NEWEST_FIRST;
   const [found, setFound] = useState({ total: null, error: null });
-  const [open, setOpen] = useState(true);
+  const narrow = isNarrow.value;
+  const [open, setOpen] = useState(!narrow);
+  useEffect(() => setOpen(!narrow), [narrow]);
   const [marked, setMarked] = useState([]);
   const load = useCallback(
     (offset, limit, signal) => get(ofRun(run, "trajectories"), { query, sort, offset, limit }, { signal }),
@@ -60,13 +63,17 @@ export function TrajectoriesPage({ run, params }) {
         <div class="end">
           ${marked.length > 0 && html`<span class="muted">${marked.length} of 2 marked</span>`}
           ${marked.length === 2 && html`<a class="button" href=${diffLink(run, marked)}>Diff <kbd>d</kbd></a>`}
-          <button class="button" aria-pressed=${open} onClick=${() => setOpen(!open)}>Facets</button>
+          ${narrow
+            ? html`<${DrawerButton} isOpen=${open} onClick=${() => setOpen(true)}>Facets <kbd>f</kbd><//>`
+            : html`<button class="button" aria-pressed=${open} onClick=${() => setOpen(!open)}>Facets</button>`}
         </div>
       </div>
       <${QueryBox} query=${query} onQuery=${ask} error=${isQueryError ? found.error.message : ""} />
       ${found.error && !isQueryError && html`<${Failed} error=${found.error} />`}
-      <div class=${open ? "list-body with-facets" : "list-body"}>
-        ${open && html`<aside>${facets.data && !isQueryError && html`<${Facets} facets=${facets.data} query=${query} onQuery=${ask} />`}</aside>`}
+      <div class=${open && !narrow ? "list-body with-facets" : "list-body"}>
+        <${Drawer} label="Facets" look="list-facets" isOpen=${open} onClose=${() => setOpen(false)}>
+          ${facets.data && !isQueryError && html`<${Facets} facets=${facets.data} query=${query} onQuery=${ask} />`}
+        <//>
         ${found.total === 0 && !found.error
           ? html`<${Empty}>${query ? "No trajectory fits the query." : "No trajectory has ended yet; rows appear as they do."}<//>`
           : html`<${Table} label="Trajectories" columns=${columnsOf(run)} total=${found.total ?? 0} blocks=${blocks}

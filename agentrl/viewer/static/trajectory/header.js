@@ -9,7 +9,7 @@ import { shortName } from "./tokens/display.js";
 export function Header({ run, answer, params }) {
   const { summary, neighbours = {} } = answer;
   const to = (id) =>
-    id && link("trajectory", { run, id, tab: params.tab, colour: params.colour, pin: params.pin });
+    id && link("trajectory", { run, id, tab: params.tab, colour: params.colour, pin: params.pin, raw: params.raw });
   return html`<header class="traj-head">
     <div class="traj-title">
       <h1>${showUnseen(summary.id)}</h1>

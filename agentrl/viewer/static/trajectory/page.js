@@ -2,14 +2,16 @@
 import { html } from "../lib/html.js";
 import { useEffect, useErrorBoundary, useState } from "../vendor/hooks.js";
 import { link, offers, update } from "../lib/router.js";
+import { Drawer, DrawerButton, isNarrow } from "../ui/drawer.js";
 import { useLatest } from "../lib/live.js";
 import { ask, forget } from "./data.js";
 import { Header } from "./header.js";
 import { Notes } from "./notes.js";
 import { Outline } from "./outline.js";
 import { Empty, Failure } from "./parts/notice.js";
+import { isRaw } from "./parts/shown_text.js";
 import { useResource } from "../lib/resource.js";
-import { useShortcuts } from "./shortcuts.js";
+import { turnRaw, useShortcuts } from "./shortcuts.js";
 import { ChatTab } from "./tabs/chat.js";
 import { DiffTab } from "./tabs/diff.js";
 import { JudgingTab } from "./tabs/judging.js";
@@ -82,18 +84,27 @@ function awaited({ summary, annotations }) {
 function Episode({ run, answer, isStale, params, tab, pinned, onReload }) {
   const id = answer.summary.id;
   const [target, setTarget] = useState(null); // what a new note is about
+  const [isOpen, setOpen] = useState(false); // the drawer of the outline, where it is one
   useEffect(() => setTarget(null), [id]);
   const turn = /^\d+$/.test(params.turn ?? "") ? Number(params.turn) : null;
   const onTurn = (index) => update({ turn: index, tokens: "" });
-  useShortcuts({ run, answer, params, turn, tabs: [...TABS.keys()], onTurn });
-  const shared = { run, params, turn, onTurn, onParams: update, onNote: setTarget };
+  const onNote = (about) => {
+    setTarget(about);
+    setOpen(true);
+  };
+  useShortcuts({ run, answer, params, turn, tabs: [...TABS.keys()], onTurn, onOutline: () => setOpen(!isOpen) });
+  const shared = { run, params, turn, onTurn, onParams: update, onNote };
+  const choose = (index) => {
+    onTurn(index);
+    setOpen(false);
+  };
   const other = pinned?.value ?? null;
   const split = pinned !== null && tab !== "diff";
   return html`<div class=${isStale ? "traj stale" : "traj"} aria-busy=${isStale}>
     <${Header} run=${run} answer=${answer} params=${params} />
     <div class="traj-body">
-      <div class="traj-side">
-        <${Outline} turns=${answer.turns} current=${turn} notes=${answer.notes ?? []} onTurn=${onTurn} />
+      <${Drawer} label="Turns and notes" look="traj-side" isOpen=${isOpen || !isNarrow.value} onClose=${() => setOpen(false)}>
+        <${Outline} turns=${answer.turns} current=${turn} notes=${answer.notes ?? []} onTurn=${choose} />
         <${Notes}
           run=${run}
           id=${id}
@@ -103,9 +114,13 @@ function Episode({ run, answer, isStale, params, tab, pinned, onReload }) {
           onTarget=${setTarget}
           onChange=${onReload}
         />
-      </div>
+      <//>
       <div class="traj-main">
-        <${TabBar} run=${run} id=${id} params=${params} tab=${tab} />
+        <div class="traj-bar">
+          ${isNarrow.value && html`<${DrawerButton} isOpen=${isOpen} onClick=${() => setOpen(true)}>Turns <kbd>o</kbd><//>`}
+          <${TabBar} run=${run} id=${id} params=${params} tab=${tab} />
+          <button type="button" class="quiet" aria-pressed=${isRaw()} title="key r" onClick=${turnRaw}>raw text</button>
+        </div>
         <div class=${split ? "panes two" : "panes"}>
           ${
             split &&
@@ -131,11 +146,13 @@ function TabPane({ tab, ...props }) {
   return html`<${Tab} ...${props} />`;
 }
 
+const inSight = (element) => element?.scrollIntoView({ block: "nearest", inline: "nearest" });
+
 function TabBar({ run, id, params, tab }) {
   return html`<nav class="tabs" aria-label="Views of the trajectory">
     ${[...TABS].map(([name, [title]], index) => {
       const href = link("trajectory", { ...params, run, id, tab: name });
-      return html`<a href=${href} aria-current=${name === tab ? "page" : null} title=${`key ${index + 1}`}
+      return html`<a href=${href} aria-current=${name === tab ? "page" : null} ref=${name === tab ? inSight : null} title=${`key ${index + 1}`}
         >${title}</a
       >`;
     })}

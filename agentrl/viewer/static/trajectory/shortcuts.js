@@ -1,7 +1,12 @@
 /** Shortcuts: the keyboard's ways through a trajectory and to others. */
 import { useKeys } from "../lib/keys.js";
 import { go, link, update } from "../lib/router.js";
+import { isNarrow } from "../ui/drawer.js";
 import { nextTurn, problemsOf } from "./data.js";
+import { isRaw } from "./parts/shown_text.js";
+
+/** Shows texts as they are, or as what they mean. */
+export const turnRaw = () => update({ raw: isRaw() ? "" : "1" });
 
 /**
  * @param {object} props
@@ -11,14 +16,15 @@ import { nextTurn, problemsOf } from "./data.js";
  * @param {number | null} props.turn the current one
  * @param {string[]} props.tabs their names, in order
  * @param {(index: number) => void} props.onTurn
+ * @param {() => void} props.onOutline opens the outline, where it is a drawer
  */
-export function useShortcuts({ run, answer, params, turn, tabs, onTurn }) {
+export function useShortcuts({ run, answer, params, turn, tabs, onTurn, onOutline }) {
   const { turns, neighbours = {}, summary } = answer;
   const id = summary.id;
   const visit = (other) => {
     if (!other) return;
-    const { tab, colour, pin } = params;
-    go(link("trajectory", { run, id: other, tab, colour, pin }));
+    const { tab, colour, pin, raw } = params;
+    go(link("trajectory", { run, id: other, tab, colour, pin, raw }));
   };
   const step = (by) => {
     const from = turn ?? (by > 0 ? -1 : turns.length);
@@ -53,6 +59,8 @@ export function useShortcuts({ run, answer, params, turn, tabs, onTurn }) {
       help: "differences from the pinned one",
       run: () => update({ tab: params.tab === "diff" ? "chat" : "diff" }),
     },
+    ...(isNarrow.value ? [{ key: "o", help: "turns and notes", run: onOutline }] : []),
+    { key: "r", help: "texts as they are, or with colours, Markdown and mathematics", run: turnRaw },
     ...tabs.map((tab, index) => ({
       key: String(index + 1),
       help: index === 0 ? `tabs: 1 to ${tabs.length}` : "",

@@ -54,6 +54,7 @@ export function VirtualList({ box, tag = "div", count, estimate, entry, goal = -
   };
   /** Takes the heights of what is drawn; where one above the view changed, what is read stays. */
   const measured = () => {
+    if (box.current.clientHeight === 0) return false; // hidden: no height is true
     const top = above();
     let [moved, isNew] = [0, false];
     [...list.current.children].forEach((element, place) => {

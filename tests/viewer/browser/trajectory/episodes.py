@@ -36,12 +36,22 @@ HOSTILE = (
     "[link](javascript:window.pwned=1) [data](data:text/html,<script>window.pwned=1</script>)",
     "![remote](http://192.0.2.1/tracker.png)",
     "</div></body><svg onload=window.pwned=1>",
-    "\x1b[31mred\x1b[0m \u202eright to left\u202c zero\u200bwidth \x00nul",
+    "\u202eright to left\u202c zero\u200bwidth \x00nul",
     "${window.pwned = 1} {{constructor.constructor('window.pwned=1')()}}",
+    r"$\href{javascript:window.pwned=1}{x}$ $\text{</math><script>window.pwned=1</script>}$",
+    r"\(<img src=x onerror=window.pwned=1>\)",
+    "$$\n\\begin{array}{<svg onload=window.pwned=1>} a \\\\ b \\end{array}\n$$",
+    "```html\n</code><script>window.pwned = 1</script>\n```",
 )
 """Words that would do something where text is taken for markup."""
 
-HOSTILE_TEXT = "\n\n".join(HOSTILE)
+HOSTILE_MARKDOWN = "\n\n".join(HOSTILE)
+HOSTILE_ANSI = (
+    "\x1b[31mred\x1b[0m \x1b]8;;javascript:window.pwned=1\x1b\\link\x1b]8;;\x1b\\ \x1b[2J "
+    "\x1b[38;2;<script>window.pwned=1</script>m \x1b[4;\x1b[38;5;999;48;2;-1;1e9m \x1b["
+)
+HOSTILE_TEXT = f"{HOSTILE_MARKDOWN}\n\n{HOSTILE_ANSI}"
+"""What has a terminal's colours is not taken for Markdown."""
 
 POLLUTION = {"__proto__": {"polluted": True}, "constructor": {"prototype": {"polluted": True}}}
 """Keys that would change every object where JSON is merged carelessly."""

@@ -5,6 +5,7 @@
 - ``1-0-0``: hostile words in every place that holds words.
 - ``2-0-0``: 32,000 tokens, with a planted token.
 - ``3-0-0``: two agents, and a branch after its first turn.
+- ``5-0-0``: colours of a terminal, mathematics, code, joiners.
 - ``4-0-0``: 10 MB each of the model's, a tool's and a judge's words, and the largest state.
 """
 
@@ -21,6 +22,7 @@ import PIL.Image
 from agentrl.store import RunDirectory
 from agentrl.types import Blob, Image, Message, Trajectory
 from tests.viewer.browser.trajectory.episodes import (
+    HOSTILE_MARKDOWN,
     HOSTILE_TEXT,
     POLLUTION,
     EpisodeMaker,
@@ -156,20 +158,22 @@ def full_trajectory(maker: EpisodeMaker) -> Trajectory:
 
 def hostile_trajectory(maker: EpisodeMaker) -> Trajectory:
     words = HOSTILE_TEXT
-    hostile: Message = {"role": "user", "content": words}
+    hostile: Message = {"role": "user", "content": HOSTILE_MARKDOWN}
+    coloured: Message = {"role": "user", "content": words}
     shown = state({**POLLUTION, words: words, "form": words})
     first = maker.turn(
         0,
         None,
-        [hostile],
-        words,
-        [call(words, {**POLLUTION, words: words}, words)],
+        [hostile, coloured],
+        HOSTILE_MARKDOWN,
+        [call(words, {**POLLUTION, words: words, "code": words, "command": words}, words)],
         agent=words,
         info=POLLUTION,
         observed_info={words: words},
         state=shown,
         files={
             words: Blob.of(words.encode()),
+            "hostile.py": Blob.of(words.encode()),
             LONG_NAME: Blob.of(b"x"),
             "binary": Blob.of(b"\xff\xfe\x00 bad \xc3("),
             "picture.svg": Blob.of(SVG),
@@ -233,6 +237,56 @@ def big_trajectory(maker: EpisodeMaker) -> Trajectory:
     return trajectory([first, last], group=4, reasons={"correct": {"judge": judge}})
 
 
+BOARD = "\x1b[41mS\x1b[0mFFF\nFHFH\nFFFH\nHFF\x1b[1;32mG\x1b[0m\n"
+"""A place of Gymnasium's FrozenLake, as its ``ansi`` rendering has it."""
+
+FORMULAS = r"""The sum is $\frac{n(n+1)}{2}$ for every $n \in \mathbb{N}$, so it costs $5 and $10.
+
+$$
+\begin{aligned}
+\sum_{i=1}^{100} i &= \frac{100 \cdot 101}{2} \\
+- 0 &= \boxed{5050}
+\end{aligned}
+$$
+
+\[ \left( \sqrt[3]{x_1^2 + 1} \right) \ge \begin{cases} 1 & x > 0 \\ 0 & \text{else} \end{cases} \]
+
+Not understood: $\color{red}{x}$ and an end that is missing: $\frac{1}{2
+
+```python
+@cached
+def total(numbers: list[int]) -> int:  # of all
+    return sum(numbers) + 0x1F if numbers else "no'ne"
+```
+
+"""
+JOINED = (
+    "A family \N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}, \u0645\u06cc\u200c\u062e\u0648\u0627, "
+    "hidden\u200djoiner."
+)
+
+
+def shown_trajectory(maker: EpisodeMaker) -> Trajectory:
+    asked: Message = {"role": "user", "content": BOARD}
+    log = "\x1b[32mok\x1b[0m 3 passed, \x1b[31;1m1 failed\x1b[0m, \x1b[43mwarned\x1b[0m\x1b[2J"
+    script = 'for f in *.py; do\n  echo "$f" # each\ndone'
+    turn = maker.turn(
+        0,
+        None,
+        [asked],
+        FORMULAS + JOINED,
+        [
+            call("python", {"code": "print(5050)  # the sum"}, log, None, 1),
+            call("bash", {"command": script}, "{}", None, 2),
+        ],
+        state=state({"form": "text", "text": BOARD}),
+        files={"work/main.py": Blob.of(b"import os\nx = 'a'  # b\n")},
+    )
+    cells = [["\x1b[44mA\x1b[0m", "B"], ["C", "\x1b[7mD"]]
+    last = maker.turn(1, 0, [], "done", state=state({"form": "grid", "cells": cells}))
+    return trajectory([turn, last], group=5)
+
+
 def write_sample_run(folder: Path) -> RunDirectory:
     """The run that the page's tests look at."""
     tokenizer = make_tokenizer(WORDS * 20)
@@ -251,5 +305,6 @@ def write_sample_run(folder: Path) -> RunDirectory:
         (long, learned(maker, long, PLANTED)),
         (branched_trajectory(maker), None),
         (big_trajectory(maker), None),
+        (shown_trajectory(maker), None),
     ]
     return write_run(folder, tokenizer, episodes)

@@ -327,6 +327,107 @@ def test_hostile_words_of_a_note_do_nothing(shown: Shown) -> None:
     expect(page.locator(".note")).to_have_count(0)
 
 
+HIGHLIGHTED = """() => Object.fromEntries([...CSS.highlights].map(([name, ranges]) => [
+    name, [...ranges].map((r) => r.startContainer.data.slice(r.startOffset, r.endOffset))]))"""
+
+
+def test_texts_are_shown_as_what_they_mean_and_as_they_are(shown: Shown) -> None:
+    page = shown.open("5-0-0", ".chat-turn math", tab="chat")
+    first = page.locator("[data-turn='0']")
+    board = first.locator(".role-user .long.mono")
+    expect(board.locator(".on-red")).to_have_text("S")
+    expect(board).to_contain_text("SFFF\nFHFH")
+    assert first.locator("math").count() == 4
+    namespaces = "all => all.every((one) => one.namespaceURI.endsWith('MathML'))"
+    assert first.locator("math, math *").evaluate_all(namespaces)
+    expect(first.locator("math[display=block]").first).to_have_attribute(
+        "title", re.compile("aligned")
+    )
+    expect(first.locator(".md")).to_contain_text(r"$\color{red}{x}$")
+    expect(first.locator(".call .ansi-red.ansi-bold")).to_have_text("1 failed")
+    expect(first.locator(".call").first).to_contain_text("⟨U+001B⟩[2J")
+    expect(first).to_contain_text("\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}, ")
+    expect(first).to_contain_text("\u06cc\u200c\u062e")
+    expect(first).to_contain_text("hidden⟨U+200D⟩joiner")
+    code = page.evaluate(HIGHLIGHTED)
+    assert code["code-comment"] == ["# of all", "# the sum", "# each"]
+    assert code["code-string"] == ['"no\'ne"', '"$f"']
+    assert {"def", "return", "for", "done"} <= {*code["code-keyword"]}
+
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    board.locator("xpath=..").get_by_role("button", name="copy").click()
+    expect(page.get_by_role("button", name="copied")).to_be_visible()
+    assert page.evaluate("window.copied").startswith("\x1b[41mS\x1b[0mFFF")
+
+    page.keyboard.press("r")
+    expect(first.locator("math, .on-red")).to_have_count(0)
+    expect(first).to_contain_text("⟨U+001B⟩[41mS")
+    expect(first).to_contain_text("$$\n\\begin{aligned}")
+    expect(page.get_by_role("button", name="raw text")).to_have_attribute("aria-pressed", "true")
+    assert param(page, "raw") == "1"
+    assert not any(page.evaluate(HIGHLIGHTED).values())
+
+    shown.open("5-0-0", ".state-view .on-red", tab="state", turn=0)
+    page.get_by_role("button", name="work/main.py new").click()
+    expect(page.locator(".state-view .long")).to_contain_text("import os")
+    assert page.evaluate(HIGHLIGHTED)["code-keyword"] == ["import"]
+    shown.open("5-0-0", ".state-view", tab="state", turn=1)
+    page.get_by_role("button", name="environment's state").click()
+    expect(page.locator(".state-view table.grid .on-blue")).to_have_text("A")
+    assert shown.errors == []
+
+
+def test_the_outline_is_a_drawer_where_there_is_no_room(shown: Shown) -> None:
+    page = shown.page
+    page.set_viewport_size({"width": 420, "height": 800})
+    shown.open("2-0-0", ".chat-turn", tab="chat")
+    expect(page.locator(".outline")).to_have_count(0)
+    button = page.get_by_role("button", name="Turns")
+    expect(button).to_have_attribute("aria-expanded", "false")
+    button.focus()
+    page.keyboard.press("o")
+
+    drawer = page.get_by_role("dialog", name="Turns and notes")
+    expect(drawer.get_by_role("button", name="Close")).to_be_focused()
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert found["violations"] == []
+    page.keyboard.press("Escape")
+    expect(drawer).to_have_count(0)
+    expect(button).to_be_focused()
+
+    button.click()
+    drawer.get_by_role("button", name=re.compile("^11 ")).click()
+    expect(drawer).to_have_count(0)
+    expect(page.locator("[data-turn='11'] h2")).to_be_in_viewport()
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 420
+    button.click()
+    page.mouse.click(410, 400)  # beside it
+    expect(drawer).to_have_count(0)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    expect(page.locator(".traj-side .outline")).to_be_visible()
+    assert shown.errors == []
+
+
+def test_facets_are_a_drawer_where_there_is_no_room(shown: Shown) -> None:
+    page = shown.page
+    page.set_viewport_size({"width": 420, "height": 800})
+    page.goto(f"{shown.root}/#/run/{shown.key}/trajectories")
+    page.wait_for_selector(".grid-body [role=row] a")
+    expect(page.get_by_role("region", name="Narrow the list")).to_have_count(0)
+
+    page.keyboard.press("f")
+    drawer = page.get_by_role("dialog", name="Facets")
+    drawer.get_by_role("button", name=re.compile("^search")).click()
+    expect(page.get_by_text("2 found", exact=True)).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(drawer).to_have_count(0)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    expect(page.get_by_role("region", name="Narrow the list")).to_be_visible()
+    assert shown.errors == []
+
+
 def test_a_long_text_is_cut_until_asked_for(shown: Shown) -> None:
     page = shown.open("1-0-0", tab="chat", turn=1)
     more = page.get_by_role("button", name=re.compile("show more: 9,994,019 of 10,000,019"))

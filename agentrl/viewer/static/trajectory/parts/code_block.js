@@ -1,13 +1,14 @@
 /** Code block: code or output with its language, and a button that copies it. */
 import { html } from "../../lib/html.js";
 import { useState } from "../../vendor/hooks.js";
+import { languageOf } from "./highlight.js";
 import { LongText } from "./long_text.js";
 
 /** @param {{text: string, lang?: string, label?: string}} props */
 export function CodeBlock({ text, lang = "", label = "" }) {
   return html`<div class="code">
     <div class="code-bar"><span>${label || lang || "code"}</span><${CopyButton} text=${text} /></div>
-    <${LongText} text=${text} mono limit=${6000} />
+    <${LongText} text=${text} mono limit=${6000} lang=${languageOf(lang)} />
   </div>`;
 }
 

@@ -1,7 +1,7 @@
 /** Long text: foreign text as text, with what is invisible shown, cut until the reader asks. */
 import { html } from "../../lib/html.js";
 import { useState } from "../../vendor/hooks.js";
-import { showUnseen } from "../../lib/unseen.js";
+import { ShownText } from "./shown_text.js";
 
 const FIRST = 4_000;
 const STEP = 100_000;
@@ -19,15 +19,15 @@ export function cutAt(text, limit) {
 }
 
 /**
- * @param {{text: string, limit?: number, mono?: boolean, label?: string}} props `label` names the
- *   text for who cannot see it
+ * @param {{text: string, limit?: number, mono?: boolean, label?: string, lang?: string}} props `label` names the
+ *   text for who cannot see it; `lang` is a code's
  */
-export function LongText({ text, limit = FIRST, mono = false, label }) {
+export function LongText({ text, limit = FIRST, mono = false, label, lang }) {
   const whole = String(text ?? "");
   const [shown, setShown] = useState(limit);
   const end = cutAt(whole, shown);
   return html`<div class=${mono ? "long mono" : "long"} aria-label=${label} role=${label && "group"}>
-    <div class="long-text">${showUnseen(whole.slice(0, end))}</div>
+    <${ShownText} text=${whole.slice(0, end)} lang=${lang} />
     <${More} shown=${end} total=${whole.length} onMore=${() => setShown(shown + STEP)} whole=${whole} />
   </div>`;
 }

@@ -1,15 +1,23 @@
-/** Markdown: foreign Markdown as nodes. Links open apart and tell nothing; images never load. */
+/**
+ * Markdown: foreign Markdown as nodes. Links open apart and tell nothing; images never load. A text with a terminal's
+ * colours is shown as a terminal does.
+ */
 import { html } from "../../lib/html.js";
+import { h } from "../../vendor/preact.js";
 import { useMemo } from "../../vendor/hooks.js";
 import { showUnseen } from "../../lib/unseen.js";
-import { LongText } from "./long_text.js";
+import { hasAnsi } from "./ansi.js";
 import { CodeBlock } from "./code_block.js";
+import { LongText } from "./long_text.js";
 import { markdownTree } from "./markdown_tree.js";
+import { isRaw } from "./shown_text.js";
 
 /** @param {{text: string}} props */
 export function Markdown({ text }) {
-  const tree = useMemo(() => markdownTree(text), [text]);
-  if (tree === null) return html`<${LongText} text=${text} />`;
+  const isTerminal = hasAnsi(text);
+  const isPlain = isRaw() || isTerminal;
+  const tree = useMemo(() => (isPlain ? null : markdownTree(text)), [text, isPlain]);
+  if (tree === null) return html`<${LongText} text=${text} mono=${isTerminal} />`;
   return html`<div class="md">${tree.map(view)}</div>`;
 }
 
@@ -17,6 +25,11 @@ const views = (nodes) => nodes.map(view);
 
 function view(node) {
   return VIEWS[node.type](node);
+}
+
+function mathematics([tag, attributes, ...children], more = {}) {
+  const inner = children.map((child) => (typeof child === "string" ? showUnseen(child) : mathematics(child)));
+  return h(tag, { ...attributes, ...more }, ...inner);
 }
 
 const VIEWS = {
@@ -32,6 +45,7 @@ const VIEWS = {
   blockquote: (node) => html`<blockquote>${views(node.children)}</blockquote>`,
   hr: () => html`<hr />`,
   br: () => html`<br />`,
+  math: (node) => mathematics(node.tree, { title: showUnseen(node.text) }),
   code: (node) => html`<${CodeBlock} text=${node.text} lang=${node.lang} />`,
   codespan: (node) => html`<code>${showUnseen(node.text)}</code>`,
   list: (node) =>

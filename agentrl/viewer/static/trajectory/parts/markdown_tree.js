@@ -3,9 +3,10 @@
  *
  * A node is `{ type, children? , text?, ... }` with a type of TYPES. HTML in the source is text. An
  * image is its description and address; nothing is loaded. A link keeps its address only where it
- * leads to http, https or mailto.
+ * leads to http, https or mailto. A formula is a tree of MathML (tex.js).
  */
 import { Lexer } from "../../vendor/marked.js";
+import { extensionsOf, tex } from "./tex.js";
 
 /** Longest source that is parsed; a longer one is shown as plain text. */
 export const MOST = 50_000;
@@ -22,7 +23,7 @@ const INLINE = new Set(["strong", "em", "del"]);
 export function markdownTree(source) {
   if (source.length > MOST || nesting(source) > MOST_DEPTH) return null;
   try {
-    const tokens = new Lexer({ gfm: true, breaks: true }).lex(source);
+    const tokens = new Lexer({ gfm: true, breaks: true, extensions: extensionsOf(source) }).lex(source);
     return tokens.map(nodeOf).filter(Boolean);
   } catch (error) {
     if (error instanceof RangeError) return null; // nested deeper than the stack
@@ -54,11 +55,19 @@ function nodeOf(token) {
   if (type === "code") return { type, text: token.text, lang: (token.lang || "").split(/\s/)[0] };
   if (type === "codespan") return { type, text: token.text };
   if (type === "br") return { type };
+  if (type === "math") return mathOf(token);
   if (type === "html" && token.block) return { type: "source", text: token.raw.trimEnd() };
   if (type === "link") return linkOf(token);
   if (type === "image") return { type, text: token.text, address: token.href };
   if (type === "text" && token.tokens) return { type: "span", children: nodesOf(token) };
   return { type: "text", text: type === "escape" ? token.text : (token.raw ?? token.text ?? "") };
+}
+
+/** A formula that is not understood is its source. */
+function mathOf({ raw, text, isBlock, block }) {
+  const tree = tex(text, isBlock);
+  if (tree) return { type: "math", tree, text: raw.trim() };
+  return { type: block ? "source" : "text", text: raw.trim() };
 }
 
 const BLOCK_NODES = {

@@ -7,7 +7,8 @@ import { shortName } from "../tokens/display.js";
 import { VirtualList } from "../../ui/virtual_list.js";
 import { lanesOf, laneTitle, rowsOf } from "../data.js";
 import { Content } from "../parts/content.js";
-import { CodeBlock } from "../parts/code_block.js";
+import { CodeBlock, CopyButton } from "../parts/code_block.js";
+import { languageOf } from "../parts/highlight.js";
 import { JsonTree } from "../parts/json_tree.js";
 import { LongText } from "../parts/long_text.js";
 import { StoredImage } from "../parts/stored_image.js";
@@ -87,7 +88,9 @@ function turnFacts(turn) {
 
 function ChatMessage({ run, message }) {
   return html`<article class="message role-${roleClass(message.role)}">
-    <div class="role">${shortName(message.role)}${message.name ? ` ${shortName(message.name)}` : ""}</div>
+    <div class="role">
+      ${shortName(message.role)}${message.name ? ` ${shortName(message.name)}` : ""}<${CopyText} text=${message.content} />
+    </div>
     <${Content} content=${message.content} run=${run} />
   </article>`;
 }
@@ -99,8 +102,9 @@ const roleClass = (role) => (ROLES.includes(role) ? role : "other");
 function Assistant({ run, turn }) {
   const message = turn.message ?? {};
   const calls = turn.calls ?? [];
+  const said = message.content || (calls.length ? "" : turn.text);
   return html`<article class="message role-assistant">
-    <div class="role">assistant</div>
+    <div class="role">assistant<${CopyText} text=${said} /></div>
     ${
       message.reasoning_content &&
       html`<details class="reasoning" open>
@@ -108,7 +112,7 @@ function Assistant({ run, turn }) {
         <${Content} content=${message.reasoning_content} run=${run} />
       </details>`
     }
-    <${Content} content=${message.content || (calls.length ? "" : turn.text)} run=${run} />
+    <${Content} content=${said} run=${run} />
     ${calls.map((record) => html`<${Call} record=${record} run=${run} />`)}
     ${
       !calls.length &&
@@ -131,7 +135,7 @@ function Call({ record, run }) {
       ${result?.truncated && html`<span class="warn">output cut to the tool's limit</span>`}
       ${result && html`<span class="muted">${duration(result.latency_s)}</span>`}
     </div>
-    ${call && html`<${Arguments} value=${call.arguments} run=${run} />`}
+    ${call && html`<${Arguments} value=${call.arguments} tool=${name} run=${run} />`}
     ${problem && html`<${CodeBlock} text=${problem.raw || problem.detail} label="as the model wrote it" />`}
     ${
       result &&
@@ -144,13 +148,19 @@ function Call({ record, run }) {
   </div>`;
 }
 
-/** Arguments as a tree; a long text among them, such as code, as a block of its own. */
-function Arguments({ value, run }) {
+/** Copies what a message says, as it is. */
+const CopyText = ({ text }) => typeof text === "string" && text !== "" && html`<${CopyButton} text=${text} />`;
+
+/** The language of an argument, by its own name or by the tool's where it is its code. */
+const codeOf = (tool, name) => languageOf(name) || (/^(code|source|script|program)$/.test(name) ? languageOf(tool) : "");
+
+/** Arguments as a tree; a long text among them and code as a block of its own. */
+function Arguments({ value, tool, run }) {
   if (value === null || typeof value !== "object") return html`<${LongText} text=${String(value)} mono />`;
   const entries = Object.entries(value);
-  const texts = entries.filter(([, item]) => typeof item === "string" && item.includes("\n"));
+  const texts = entries.filter(([name, item]) => typeof item === "string" && (item.includes("\n") || codeOf(tool, name)));
   if (!texts.length) return html`<${JsonTree} value=${value} open=${2} run=${run} />`;
   const rest = entries.filter((entry) => !texts.includes(entry));
-  return html`${texts.map(([name, text]) => html`<${CodeBlock} text=${text} label=${shortName(name)} />`)}
+  return html`${texts.map(([name, text]) => html`<${CodeBlock} text=${text} label=${shortName(name)} lang=${codeOf(tool, name)} />`)}
   ${rest.length > 0 && html`<${JsonTree} value=${Object.fromEntries(rest)} open=${2} run=${run} />`}`;
 }

@@ -5,6 +5,7 @@ import { bytes } from "../../lib/format.js";
 import { VirtualList } from "../../ui/virtual_list.js";
 import { readBlob } from "../parts/blob.js";
 import { DiffView } from "../parts/diff_view.js";
+import { languageOf } from "../parts/highlight.js";
 import { LongText } from "../parts/long_text.js";
 import { Empty, Failure } from "../parts/notice.js";
 import { StoredImage } from "../parts/stored_image.js";
@@ -112,7 +113,7 @@ function BlobView({ run, shown, diff, json }) {
   const changes =
     differs &&
     html`<${DiffView} before=${texts[0]} after=${texts[1]} label=${`Changes of ${shortName(shown.name)}`} />`;
-  if (!json) return html`${title}${changes}<${LongText} text=${now.text} mono limit=${20_000} />`;
+  if (!json) return html`${title}${changes}<${LongText} text=${now.text} mono limit=${20_000} lang=${languageOf(shown.name)} />`;
   const seen = html`<${StateValue} value=${value} run=${run} />`;
   // a form is there to be looked at; other JSON is read by its changes
   if (formOf(value) === "json") return html`${title}${changes}${seen}`;

@@ -3,7 +3,7 @@ import { html } from "../../lib/html.js";
 import { InlineImage } from "../parts/inline_image.js";
 import { JsonTree } from "../parts/json_tree.js";
 import { LongText } from "../parts/long_text.js";
-import { showUnseen } from "../../lib/unseen.js";
+import { coloured } from "../parts/shown_text.js";
 import { formOf, rowsOf } from "./state_model.js";
 
 /** @param {{value: unknown, run: string}} props */
@@ -21,7 +21,7 @@ const LONGEST_CELL = 500; // characters
 function Cells({ table, grid }) {
   const cell = (value) => {
     const text = value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "");
-    return showUnseen(text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)}…` : text);
+    return coloured(text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)}…` : text);
   };
   return html`<div class="scroll-x" tabindex="0" role="group" aria-label=${grid ? "Grid" : "Table"}>
     <table class=${grid ? "grid" : ""}>

@@ -63,7 +63,7 @@ def group(
     query += "" if stage is None else f" {term('stage', stage)}"
     query += "" if label is None else f" {term('label', label)}"
     query += "" if step is None else f" step:{step}"
-    rows = run.index().page(query, "rollout_index,attempt", limit=_MOST_SIBLINGS).rows
+    rows = run.index().page(query, "rollout,attempt", limit=_MOST_SIBLINGS).rows
     if label is None:
         # an evaluation counts its groups from 0 as training does
         labels = {row["label"] for row in rows}

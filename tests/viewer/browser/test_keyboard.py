@@ -176,8 +176,8 @@ def test_rows_are_walked_sorted_and_opened_by_keys(
     assert active(page) == "10-0-0"
     assert page.locator("[role=grid]").get_attribute("aria-rowcount") == "49"
 
-    page.get_by_role("button", name="Reward", exact=True).click()
-    expect(page.get_by_role("columnheader", name="Reward")).to_have_attribute(
+    page.get_by_role("button", name="reward", exact=True).click()
+    expect(page.get_by_role("columnheader", name="reward")).to_have_attribute(
         "aria-sort", "descending"
     )
     assert "sort=-reward" in page.url

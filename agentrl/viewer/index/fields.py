@@ -230,7 +230,7 @@ def found_field(name: str) -> Field | None:
     """The field of a number that runs name themselves; None where the name is none of these."""
     if not _FOUND.fullmatch(name) or name in _DECLARED_NAMES:
         return None
-    return Field(name, "real", FOUND[name.partition(".")[0]], counted=True)
+    return Field(name, "real", FOUND[name.partition(".")[0]])
 
 
 def meant(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -21,7 +21,7 @@ from agentrl.viewer.analysis.findings import (
     dropped_link,
     findings,
 )
-from agentrl.viewer.index.fields import TEXTS
+from agentrl.viewer.index.fields import TEXTS, Field
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import blame_of_step
 from agentrl.viewer.views.settings_view import stages_in
@@ -94,6 +94,9 @@ def run_view(run: OpenRun) -> dict[str, Any]:
     }
 
 
+_TOLD = ("name", "kind", "unit", "help", "listed", "counted")
+
+
 def fields_view(run: OpenRun) -> dict[str, Any]:
     """The fields of a run's trajectories, by name; ``kind`` of a text that a list alone shows is
     ``long``.
@@ -106,12 +109,10 @@ def fields_view(run: OpenRun) -> dict[str, Any]:
     for name, field in run.index().fields().items():
         own = declared.get(name.removeprefix("annotation.")) if "." in name else None
         told = {"unit": own.unit, "help": own.help} if own is not None else {}
-        shown = {key: getattr(field, key) for key in ("name", "kind", "unit", "help", "listed")}
-        found.append({**shown, **told})
-    texts = [
-        {"name": name, "kind": "long", "unit": "", "help": "", "listed": False} for name in TEXTS
-    ]
-    return {"fields": [*found, *texts]}
+        found.append({**{key: getattr(field, key) for key in _TOLD}, **told})
+    texts = (Field(name, "text", "Its beginning.") for name in TEXTS)
+    found += [{**{key: getattr(field, key) for key in _TOLD}, "kind": "long"} for field in texts]
+    return {"fields": found}
 
 
 def last_time(run: OpenRun) -> float | None:

@@ -3,9 +3,11 @@ import { useCallback, useEffect, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 import { get, ofRun, useApi } from "../lib/api.js";
 import { count, duration, line, number, when } from "../lib/format.js";
+import { packed, unpacked } from "../lib/curves.js";
 import { useLatest } from "../lib/live.js";
 import { useKeys } from "../lib/keys.js";
 import { go, link, taskLink, update } from "../lib/router.js";
+import { ColumnChoice } from "../ui/column_choice.js";
 import { Facets } from "../ui/facets.js";
 import { EndsName, Name } from "../ui/name.js";
 import { QueryBox } from "../ui/querybox.js";
@@ -23,22 +25,29 @@ export function TrajectoriesPage({ run, params }) {
   const [found, setFound] = useState({ total: null, error: null });
   const [open, setOpen] = useState(true);
   const [marked, setMarked] = useState([]);
+  const chosen = unpacked(params.columns);
   const load = useCallback(
-    (offset, limit, signal) => get(ofRun(run, "trajectories"), { query, sort, offset, limit }, { signal }),
-    [run, query, sort],
+    (offset, limit, signal) => get(ofRun(run, "trajectories"), { query, sort, offset, limit, columns: chosen }, { signal }),
+    [run, query, sort, params.columns],
   );
   const blocks = useBlocks(
     load,
-    JSON.stringify([run, query, sort]),
+    JSON.stringify([run, query, sort, chosen]),
     ({ total }) => setFound({ total, error: null }),
     (error) => setFound((last) => ({ ...last, error })),
   );
   const fields = useApi(ofRun(run, "fields"));
-  const columns = (fields.data?.fields ?? []).filter(({ listed }) => listed).map((field) => columnOf(field, run));
-  const facets = useApi(ofRun(run, "facets"), { query });
+  const known = fields.data?.fields ?? [];
+  const usual = known.filter(({ listed }) => listed).map(({ name }) => name);
+  const shown = params.columns ? chosen : usual;
+  const show = (names) => update({ columns: names.join("\n") === usual.join("\n") ? "" : packed(names) });
+  const columns = shown.map((name) => columnOf(known.find((field) => field.name === name) ?? { name, kind: "text", help: "" }, run));
+  for (const column of columns) if (column.name !== "id") column.onRemove = () => show(shown.filter((name) => name !== column.name));
+  const facets = useApi(ofRun(run, "facets"), { query, columns: countedOf(known, chosen) });
   useEffect(() => blocks.need(0, 1), [blocks.version]);
   useLatest(run, ["trajectories", "open"], () => blocks.refresh());
   useLatest(run, ["trajectories", "open"], () => facets.reload(), COUNTED);
+  useLatest(run, ["step"], () => fields.reload()); // a step may be the first with a number of the run's own
   const active = Number(params.row ?? -1);
   const ask = (text) => update({ query: text, row: "", search: "" }, { replace: false });
   const row = active >= 0 ? blocks.at(active) : undefined;
@@ -62,6 +71,7 @@ export function TrajectoriesPage({ run, params }) {
         <div class="end">
           ${marked.length > 0 && html`<span class="muted">${marked.length} of 2 marked</span>`}
           ${marked.length === 2 && html`<a class="button" href=${diffLink(run, marked)}>Diff <kbd>d</kbd></a>`}
+          <${ColumnChoice} known=${known.map(({ name }) => name)} onAdd=${(name) => shown.includes(name) || show([...shown, name])} />
           <button class="button" aria-pressed=${open} onClick=${() => setOpen(!open)}>Facets</button>
         </div>
       </div>
@@ -120,6 +130,12 @@ function columnOf({ name, kind, help, unit }, run) {
     sortable: kind !== "long",
     cell: (row) => (CELLS[name] ? CELLS[name](row, run) : plain(row)),
   };
+}
+
+/** The fields that facets count: the usual ones, and chosen ones besides. */
+function countedOf(known, chosen) {
+  const more = known.filter(({ name, kind, counted, listed }) => counted || (chosen.includes(name) && !listed && kind !== "long"));
+  return chosen.length > 0 ? more.map(({ name }) => name) : [];
 }
 
 /** Another click on a column turns its order; numbers begin with the greatest. */

@@ -39,7 +39,7 @@ from agentrl.store.trajectories.files import (
 )
 from agentrl.store.trajectories.listing import LiveListing
 from agentrl.viewer.index import RunIndex
-from agentrl.viewer.index.columns import FACETS, HISTOGRAMS
+from agentrl.viewer.index.fields import FIELDS
 from benchmarks.figures import Figures, add_arguments, measure_parts
 from benchmarks.viewers import index
 from benchmarks.viewers.synthetic_run import GROUP_SIZE, large_run
@@ -323,7 +323,8 @@ class Scan:
     def page(self, query: str, sort: str, offset: int) -> int:
         where = f"FROM trajectories WHERE {SQL[query]}"
         ((total,),) = self._run(f"SELECT count(*) {where}").fetchall()
-        order = sort[1:] + " DESC" if sort.startswith("-") else sort
+        column = FIELDS[sort.removeprefix("-")].stored
+        order = f"{column} DESC" if sort.startswith("-") else column
         self._run(
             f"SELECT * {where} ORDER BY {order}, recorded_at LIMIT 200 OFFSET {offset}"
         ).fetchall()
@@ -331,11 +332,14 @@ class Scan:
 
     def facets(self, query: str = "") -> None:
         where = f"FROM trajectories WHERE {SQL[query]}"
-        for name in FACETS:
-            value = f"unnest({name})" if name in ("agents", "tools", "labels") else name
+        for field in FIELDS.values():
+            if not (field.counted and field.stored):
+                continue
+            if field.is_number:
+                self._run(f"SELECT histogram({field.stored}) {where}").fetchall()
+                continue
+            value = f"unnest({field.stored})" if field.name in ("agent", "tool") else field.stored
             self._run(f"SELECT {value} AS value, count(*) {where} GROUP BY 1 ORDER BY 2").fetchall()
-        for name in HISTOGRAMS:
-            self._run(f"SELECT histogram({name}) {where}").fetchall()
 
     def store(self, rows: Sequence[EncodedRow]) -> None:
         for row in rows:

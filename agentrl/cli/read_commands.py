@@ -28,13 +28,15 @@ from agentrl.cli.views.run_overview import overview, print_overview
 from agentrl.cli.views.tail_lines import RunTail, print_entry
 from agentrl.cli.views.top_text import RunTop, print_top
 from agentrl.cli.views.trajectory_text import print_trajectory, token_text_of, trajectory_json
-from agentrl.store import RunDirectory
+from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.viewer.analysis.side_by_side import turn_diff
+from agentrl.viewer.analysis.stored_rows import add_texts
 from agentrl.viewer.index import RunIndex, parse_query, quoted
 from agentrl.viewer.run_sql import MAX_ROWS, RunSql
 from agentrl.viewer.runs.open_run import OpenRun
 
-_ORDER = "step,stage,label,group_index,rollout_index,attempt"
+_ORDER = "step,stage,label,group,rollout,attempt"
+_COLUMNS = "id,step,task,status,reward,turns,tokens,version"
 
 
 @reading_stored_files()
@@ -44,6 +46,7 @@ def ls_command(
     /,
     *,
     sort: Annotated[str, Parameter(allow_leading_hyphen=True)] = _ORDER,
+    columns: str = _COLUMNS,
     step: int | None = None,
     label: str | None = None,
     task: str | None = None,
@@ -60,7 +63,9 @@ def ls_command(
     query
         Only those that fit, such as 'reward<0.5 tool:python text:"No such file"' (docs/query.md).
     sort
-        Columns by which they stand, with commas between; - before one for the greatest first.
+        Fields by which they stand, with commas between; - before one for the greatest first.
+    columns
+        Fields that are shown, with commas between (docs/query.md).
     step
         Only those that finished in this step.
     label
@@ -79,8 +84,10 @@ def ls_command(
     asked = {"step": step, "label": label, "task": task, "status": status}
     terms = [f"{name}:{quoted(str(value))}" for name, value in asked.items() if value is not None]
     whole = " ".join([*terms, f"({query})" if query.strip() else ""])
-    with RunIndex(RunDirectory.open(run)) as index:
+    directory = RunDirectory.open(run)
+    with RunIndex(directory) as index:
         index.refresh(timeout_s=60.0)
+        names = columns.split(",")
         say_passed_over(index.damage())
         found = index.page(whole, sort, limit=None if json else 0)
         if json:
@@ -89,9 +96,9 @@ def ls_command(
         shown = min(limit or found.total, found.total)
         offset = found.total - shown if sort == _ORDER else 0
         rows = index.page(whole, sort, offset, shown).rows
-        counts = dict(index.facets(whole)["columns"]["status"])
-    columns = ("id", "step", "task", "status", "reward", "turns", "tokens", "sampled", "version")
-    print_table(columns, map(_row, rows))
+        add_texts(directory, TrajectoryReader(directory), rows, index.fields(), names)
+        counts = dict(index.facets(whole, ["status"])["columns"]["status"])
+    print_table(names, ([_cell(one, name) for name in names] for one in rows))
     by_status = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     told = f"{counted(found.total, 'trajectory')}{': ' if by_status else ''}{by_status}"
     if shown < found.total:
@@ -100,20 +107,11 @@ def ls_command(
     say(told)
 
 
-def _row(one: Mapping[str, Any]) -> tuple[str | int | float | None, ...]:
-    reason = f"({one['status_reason']})" if one["status_reason"] else ""
-    versions = dict.fromkeys((one["policy_version_min"], one["policy_version_max"]))
-    return (
-        one["id"],
-        one["step"],
-        one["task_id"],
-        f"{one['status']}{reason}",
-        one["reward"],
-        one["num_turns"],
-        one["num_tokens"],
-        one["num_policy_tokens"],
-        None if None in versions else "-".join(map(str, versions)),
-    )
+def _cell(one: Mapping[str, Any], name: str) -> str | int | float | None:
+    value = one.get(name)
+    if name == "status" and one["reason"]:
+        return f"{value}({one['reason']})"
+    return ",".join(value) if isinstance(value, list) else value
 
 
 @reading_stored_files()

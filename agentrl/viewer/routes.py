@@ -13,7 +13,9 @@ from starlette.responses import StreamingResponse
 
 from agentrl.errors import DataError
 from agentrl.guards.parsing import parse_json
+from agentrl.viewer.analysis.stored_rows import add_texts
 from agentrl.viewer.following import Following
+from agentrl.viewer.index.fields import SORTED_BY_DEFAULT, TEXTS
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.run_folder import RunFolder
 from agentrl.viewer.viewer_error import bad_request, not_found
@@ -26,8 +28,8 @@ from agentrl.viewer.views.comparisons import (
     task,
     tasks_view,
 )
-from agentrl.viewer.views.metrics_view import metrics_csv, metrics_view
-from agentrl.viewer.views.run_view import overview, run_view
+from agentrl.viewer.views.metrics_view import Names, metrics_csv, metrics_view
+from agentrl.viewer.views.run_view import fields_view, overview, run_view
 from agentrl.viewer.views.runs_view import compare, list_columns, list_runs
 from agentrl.viewer.views.settings_view import settings_view
 from agentrl.viewer.views.step_view import step_view
@@ -44,16 +46,19 @@ _MOST_ROWS = 2000
 def _trajectories(
     run: OpenRun,
     query: str = "",
-    sort: str = "-step",
+    sort: str = SORTED_BY_DEFAULT,
     offset: Annotated[int, Query(ge=0)] = 0,
     limit: Annotated[int, Query(ge=0, le=_MOST_ROWS)] = 200,
+    columns: Names = [],  # noqa: B006
 ) -> dict[str, Any]:
     page = run.index().page(query, sort, offset, limit)
+    add_texts(run.directory, run.reader, page.rows, run.index().fields(), columns)
     return {"total": page.total, "rows": page.rows}
 
 
-def _facets(run: OpenRun, query: str = "") -> dict[str, Any]:
-    return run.index().facets(query)
+def _facets(run: OpenRun, query: str = "", columns: Names = []) -> dict[str, Any]:  # noqa: B006
+    names = [name for name in columns if name not in TEXTS]
+    return run.index().facets(query, names or None)
 
 
 def _trajectory(run: OpenRun, id: str) -> dict[str, Any]:  # noqa: A002  the parameter's name
@@ -118,6 +123,7 @@ def _delete_note(run: OpenRun, note_id: str) -> dict[str, Any]:
 
 _QUICK: Mapping[str, View] = {
     "": run_view,
+    "/fields": fields_view,
     "/overview": overview,
     "/metrics": metrics_view,
     "/metrics.csv": metrics_csv,

@@ -24,7 +24,7 @@ from agentrl.store import RunDirectory, read_jsonl
 from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import DamageList
-from agentrl.store.trajectories.columns import COLUMNS, SCHEMA
+from agentrl.store.trajectories.columns import ADDED, COLUMNS, SCHEMA
 from agentrl.store.trajectories.files import live_texts
 from agentrl.viewer.annotation_sql import (
     create_annotations,
@@ -34,12 +34,13 @@ from agentrl.viewer.annotation_sql import (
     sql_list,
 )
 from agentrl.viewer.index import RunIndex
+from agentrl.viewer.index.fields import FIELDS, Kind, in_sql
 
 MAX_ROWS = 10_000
 _EVENT_FIELDS = ("time", "level", "event", "boundary", "message", "step", "stage", "trajectory")
 _TURNS = """
 CREATE VIEW turns AS
-SELECT id, stage, step, task_id, reward, status,
+SELECT id, stage, step, task, reward, status,
        CAST(turn ->> '$.index' AS INTEGER) AS turn,
        CAST(turn ->> '$.parent' AS INTEGER) AS parent,
        turn ->> '$.agent' AS agent,
@@ -52,9 +53,19 @@ SELECT id, stage, step, task_id, reward, status,
        turn -> '$.rewards' AS rewards,
        turn -> '$.timings' AS timings,
        turn -> '$.info' AS info
-FROM (SELECT id, stage, step, task_id, reward, status, unnest(json_extract(turns, '$[*]')) AS turn
+FROM (SELECT id, stage, step, task, reward, status,
+             unnest(json_extract(turns_json, '$[*]')) AS turn
       FROM trajectories)
 """
+_TYPES: Mapping[Kind, pa.DataType] = {
+    "integer": pa.int64(),
+    "real": pa.float64(),
+    "text": pa.string(),
+    "list": pa.list_(pa.string()),
+}
+_STORED = {f.stored: f.name for f in FIELDS.values() if f.stored and f.stored not in ADDED}
+"""The fields that are read from shards, by their columns there."""
+_RENAMED = {**_STORED, "task": "task_json", "turns": "turns_json", "final_text": "final"}
 
 
 class SqlError(ConfigError):
@@ -208,15 +219,21 @@ class RunSql(Closing):
 
     def _create_trajectories(self, index: RunIndex, live: pa.Table, sealed: Sequence[Path]) -> None:
         """The newest record of each id, with what the index knows of it besides."""
-        joined = index.columns(("id", "recorded_at", "trained_step", "drop_reason", "labels"))
-        types = (pa.string(), pa.float64(), pa.int64(), pa.string(), pa.list_(pa.string()))
-        arrays = [pa.array(joined[name], kind) for name, kind in zip(joined, types, strict=True)]
-        self._connection.register("index_table", pa.table(arrays, names=list(joined)))
+        fields = index.fields()
+        stored = set(_STORED.values()) - {"id", "recorded_at"}
+        joined = index.columns([name for name in fields if name not in stored])
+        arrays = {n: pa.array(own, _TYPES[fields[n].kind]) for n, own in joined.items()}
+        self._connection.register("index_table", pa.table(arrays))
         self._connection.register("live_table", live)
         found = live_and_sealed("live_table", ("id", "recorded_at"), sealed)
+        renamed = ", ".join(
+            f"{old} AS {in_sql(new)}" for old, new in _RENAMED.items() if old != new
+        )
         self._connection.execute(
-            f"CREATE VIEW trajectories AS SELECT * FROM ({found}) "
-            "JOIN index_table USING (id, recorded_at)"
+            f"CREATE VIEW trajectories AS SELECT found.* EXCLUDE ({', '.join(ADDED)}) "
+            f"RENAME ({renamed}), found.task ->> '$.answer' AS answer, "
+            "index_table.* EXCLUDE (id, recorded_at) "
+            f"FROM ({found}) AS found JOIN index_table USING (id, recorded_at)"
         )
 
 

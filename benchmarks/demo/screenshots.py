@@ -182,7 +182,7 @@ def addresses(address: Address) -> dict[str, tuple[str, str]]:
             return found
 
         shown = _most_to_see(rows("purpose:train"))
-        task = _played_most(rows("", "task_id,step") + rows("", "-task_id,step"))
+        task = _played_most(rows("", "task,step") + rows("", "-task,step"))
     place = f"#/run/{quote(run['key'])}"
     group = _query(stage=shown["stage"], label=shown["label"], step=shown["step"])
     one = f"{place}/trajectory/{quote(shown['id'], safe='')}"
@@ -191,7 +191,7 @@ def addresses(address: Address) -> dict[str, tuple[str, str]]:
         "overview": (place, ".charts canvas"),
         "metrics": (f"{place}/metrics", ".charts canvas"),
         "trajectories": (f"{place}/trajectories{_query(query='purpose:train')}", "[role=row] a"),
-        "group": (f"{place}/group/{shown['group_index']}{group}", ".group-rows + *"),
+        "group": (f"{place}/group/{shown['group']}{group}", ".group-rows + *"),
         "task": (f"{place}/task/{quote(task, safe='')}", ".task-diff > :nth-child(2)"),
         "tasks": (f"{place}/tasks", ".page > .panel table, .page > .panel p"),
         "behaviour": (f"{place}/behaviour", ".page > .panel table, .page > .panel p"),
@@ -207,8 +207,8 @@ def _most_to_see(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Of the latest steps a trajectory with calls whose group learned something."""
 
     def merit(row: Mapping[str, Any]) -> tuple[bool, bool, int, int]:
-        trained = not row["drop_reason"]
-        return trained, row["reward"] == 1, min(row["num_turns"], 3), row["num_tool_errors"]
+        trained = not row["drop"]
+        return trained, row["reward"] == 1, min(row["turns"], 3), row["tool_errors"]
 
     return max(rows, key=merit)
 
@@ -217,7 +217,7 @@ def _played_most(rows: Sequence[Mapping[str, Any]]) -> str:
     """The task that most steps played."""
     steps: dict[str, set[int]] = {}
     for row in rows:
-        steps.setdefault(row["task_id"], set()).add(row["step"])
+        steps.setdefault(row["task"], set()).add(row["step"])
     return max(steps, key=lambda task: (len(steps[task]), task))
 
 

@@ -30,10 +30,10 @@ assert index.page(limit=200).total == int(sys.argv[3])
 LISTS: dict[str, tuple[str, str, int]] = {
     "sort by reward": ("", "-reward", 0),
     "sort by the time of the end": ("", "-ended_at", 0),
-    "a page from the middle": ("", "task_id", 50_000),
+    "a page from the middle": ("", "task", 50_000),
     "a page near the end": ("", "-status", 90_000),
     "filter that half fit": ("reward<0.5", "-step", 0),
-    "filter that half fit, sorted by another column": ("reward<0.5", "-num_tool_errors", 0),
+    "filter that half fit, sorted by another column": ("reward<0.5", "-tool_errors", 0),
     "filter of three terms": ("env:code reward<0.5 tool_errors>=2", "-step", 0),
     "filter by a reward part": ("reward.correct>=1", "-step", 0),
     "filter that few fit": ("reward<0.001 tool:search", "-step", 0),

@@ -120,6 +120,9 @@ def _table(
         "tools": [
             ["python", "search"] if flag else ["python"] for flag in random.random(count) < 0.3
         ],
+        "errors": ["{}"] * count,
+        "finish_reason": ["stop"] * count,
+        "info_numbers": ['{"retok_frac":0.25}'] * count,
         "step": np.full(count, step),
         "task_id": [f"task-{number}" for number in random.integers(0, 5000, count)],
         "data_source": ["synthetic"] * count,

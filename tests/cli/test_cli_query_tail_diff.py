@@ -40,9 +40,9 @@ def test_ls_refuses_what_is_no_query(agentrl: Agentrl, run_dir: Path) -> None:
 
 
 def test_query_answers_sql(agentrl: Agentrl, run_dir: Path) -> None:
-    sql = "SELECT id, num_turns FROM trajectories ORDER BY id"
+    sql = "SELECT id, turns FROM trajectories ORDER BY id"
     _, out, _ = agentrl("query", run_dir, sql, "--json")
-    rows = [{"id": "5-0-0", "num_turns": 2}, {"id": "5-1-0", "num_turns": 0}]
+    rows = [{"id": "5-0-0", "turns": 2}, {"id": "5-1-0", "turns": 0}]
     assert json.loads(out) == rows
     _, out, _ = agentrl("query", run_dir, sql, "--limit", "1")
     assert "there are more" in out
@@ -116,7 +116,7 @@ def test_tail_follows_a_living_run_until_ctrl_c(run_dir: Path) -> None:
         writer.write(late, step=2)
         writer.flush()
         entry = json.loads(tail.stdout.readline())
-        assert (entry["kind"], entry["task_id"]) == ("trajectory", "late")
+        assert (entry["kind"], entry["task"]) == ("trajectory", "late")
         tail.send_signal(signal.SIGINT)
         assert tail.wait(DEADLINE_S) == 0
         tail.stdout.close()

@@ -37,7 +37,7 @@ def test_ls_says_how_many_it_left_out(agentrl: Agentrl, run_dir: Path) -> None:
 def test_ls_as_json_has_the_whole_summary(agentrl: Agentrl, run_dir: Path) -> None:
     _, out, _ = agentrl("ls", run_dir, "--json")
     first = json.loads(out)[0]
-    assert (first["reward"], first["num_turns"], first["num_policy_tokens"]) == (1.0, 2, 6)
+    assert (first["reward"], first["turns"], first["policy_tokens"]) == (1.0, 2, 6)
 
 
 def test_a_stored_text_cannot_steer_the_terminal(agentrl: Agentrl, run_dir: Path) -> None:

@@ -137,7 +137,7 @@ def test_ls_leaves_out_the_last_columns_before_it_cuts_an_id(
     assert lines[1].split()[0] == "a_stage_with_a_long_name/code/before/greedy/299-0-0"
     assert lines[1].split()[-1] == "0.000"
     told = " ".join(" ".join(lines).split())
-    assert "no room for turns, tokens, sampled, version" in told
+    assert "no room for turns, tokens, version" in told
 
 
 def test_a_terminal_without_utf8_gets_escapes(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_terminal_without_utf8_gets_escapes(tmp_path: Path) -> None:
         ).stdout
 
     assert "\\xfcber" in told()
-    assert json.loads(told("--json"))[0]["task_id"] == "über"
+    assert json.loads(told("--json"))[0]["task"] == "über"
 
 
 def test_ls_of_a_training_step_needs_no_cut(terminal: Terminal, tmp_path: Path) -> None:

@@ -221,6 +221,18 @@ class Step:
         return {name: values.tolist() for name, values in columns.items()}
 
 
+def numbers_of(expected: dict[str, list[float]], ids: npt.NDArray[np.int32]) -> dict[str, float]:
+    """A trajectory's numbers by those of its tokens; the engine's logprob of a token is -id."""
+    trained = np.isin(expected["loss_reason"], (0, 4))
+    if not trained.any():
+        return {}
+    return {
+        "advantage": float(np.mean(np.array(expected["advantages"])[trained])),
+        "clip_frac": float(np.mean(np.array(expected["clipped"])[trained] != 0)),
+        "mismatch": float(ids[trained].max() * (1 - 1 / 8)),
+    }
+
+
 def told(annotation: Annotation) -> dict[str, list[float]]:
     return {name: array.tolist() for name, array in annotation.arrays.items()}
 
@@ -274,13 +286,18 @@ def test_every_tokens_value_is_the_trainers(first: Step, second: Step, num_passe
                 assert told_agents == [one.agent for one in trajectory.turns]
                 actor, critic = stored.annotations
                 assert (actor.step, actor.learner, actor.pass_index) == (1, "actor", num_passes - 1)
-                assert actor.values == {
-                    "trained_step": 1,
-                    "stage": stage,
-                    "credit": 0.5 * trajectory.rollout_index,
-                    "old_logprobs_from": "recomputed",
-                }
                 expected = step.expected(trajectory)
+                ids = np.concatenate([one.token_ids for one in trajectory.policy_segments()])
+                assert actor.values == pytest.approx(
+                    {
+                        "trained_step": 1,
+                        "stage": stage,
+                        "credit": 0.5 * trajectory.rollout_index,
+                        "old_logprobs_from": "recomputed",
+                        "staleness": -min(trajectory.policy_versions),
+                        **numbers_of(expected, ids),
+                    }
+                )
                 arrays = told(actor)
                 weights = np.array(arrays.pop("loss_weight"))
                 np.testing.assert_equal(arrays, expected)
@@ -288,7 +305,6 @@ def test_every_tokens_value_is_the_trainers(first: Step, second: Step, num_passe
                 assert ((weights > 0) == trained).all()
                 by_token += weights.sum()
                 assert critic.learner == "critic"
-                ids = np.concatenate([one.token_ids for one in trajectory.policy_segments()])
                 values = np.where(trained, ids / 64, np.nan)
                 np.testing.assert_equal(critic.arrays["values"], values.astype(np.float32))
             # of a mean over each mini-batch, and over those that train anything
@@ -324,7 +340,17 @@ def test_basic_keeps_no_number_of_a_token(tmp_path: Path) -> None:
         step.record(run, writer, step.learned("basic"), "rl")
     (annotation,) = TrajectoryReader(run).get("0-0-0").annotations
     assert annotation.arrays == {}
-    assert annotation.values == {"trained_step": 1, "stage": "rl", "credit": 0.0}
+    # what the step knows of all tokens together is kept
+    assert annotation.values == pytest.approx(
+        {
+            "trained_step": 1,
+            "stage": "rl",
+            "credit": 0.0,
+            "staleness": 0,
+            "advantage": (2 + 3) / 8,
+            "mismatch": 3 * 7 / 8,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -352,7 +378,7 @@ def test_a_group_that_was_left_out_says_why_its_tokens_weigh_nothing(
     for name in ("1-0-0", "1-1-0"):
         (annotation,) = reader.get(name).annotations
         assert (annotation.step, annotation.learner) == (1, "actor")
-        assert annotation.values == {"stage": "rl"}
+        assert annotation.values == {"stage": "rl", "staleness": 0}
         assert told(annotation) == {"loss_weight": [0.0] * 5, "loss_reason": [why] * 5}
     assert len(list(reader.annotations(step=1))) == (3 if trains else 2)
     # a step's loss is still that of what it trained

@@ -57,9 +57,9 @@ def test_an_episode_is_in_the_index_while_others_of_its_group_are_played(
         index.refresh()
         rows = index.page("stage:rl", limit=100).rows
         assert max(Counter(row["id"] for row in rows).values()) == 1
-        places = Counter((row["group_index"], row["rollout_index"]) for row in rows)
+        places = Counter((row["group"], row["rollout"]) for row in rows)
         assert set(places.values()) == {1}, "an episode that was played again replaces the first"
-        assert all(row["trained_step"] or row["drop_reason"] for row in rows)
+        assert all(row["trained_step"] or row["drop"] for row in rows)
 
 
 def _watch_the_half_of_a_group(run_dir: Path, cache: Path) -> None:
@@ -76,11 +76,11 @@ def _watch_the_half_of_a_group(run_dir: Path, cache: Path) -> None:
 
         def there() -> list[Any] | None:
             found = rows()
-            sizes = Counter(row["task_id"] for row in found)
+            sizes = Counter(row["task"] for row in found)
             return found if sizes[task] == GROUP - 1 and GROUP in sizes.values() else None
 
         found = until(there, lambda: f"{task} is held; in the index {rows()}")
     assert found is not None
-    (draw,) = {row["group_index"] for row in found if row["task_id"] == task}
+    (draw,) = {row["group"] for row in found if row["task"] == task}
     ended = [row for row in read_jsonl(run_dir / "ledger.jsonl") if row["to"] == "finished"]
-    assert draw not in {row["group_index"] for row in ended}
+    assert draw not in {row["group"] for row in ended}

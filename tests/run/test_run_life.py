@@ -66,7 +66,7 @@ def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(
         index.refresh()
         first = index.page("trained_step:1")
         assert first.total > 0
-        assert all(row["stage"] == "rl" and not row["drop_reason"] for row in first.rows)
+        assert all(row["stage"] == "rl" and not row["drop"] for row in first.rows)
 
 
 def test_a_signal_before_the_first_stage_says_how_the_run_goes_on(

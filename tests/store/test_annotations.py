@@ -287,7 +287,9 @@ def test_the_page_has_every_column() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     details = (("basic", TRAJECTORY_COLUMNS), ("tokens", TOKEN_COLUMNS), ("full", FULL_COLUMNS))
     expected = [(one.name, detail, one.help) for detail, own in details for one in own]
-    expected[3] = ("old_logprobs_from", "tokens", expected[3][2])  # it tells of a token column
+    # these tell of token columns
+    of_tokens = ("clip_frac", "old_logprobs_from")
+    expected = [(name, "tokens" if name in of_tokens else d, told) for name, d, told in expected]
     assert rows == expected
     listed = [f"{n} `{name}`" for n, name in enumerate(LOSS_REASONS)]
     assert all(f"| {name} |" in PAGE.read_text() for name in listed)

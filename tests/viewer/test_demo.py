@@ -192,7 +192,7 @@ def test_the_newest_alert_leads_to_its_episode(opened: Demo) -> None:
 def test_the_dropped_group_taught_nothing(opened: Demo) -> None:
     index = planted("dropped group").link["group_index"]
     rows = [
-        {"id": one.id, "rollout_index": one.rollout_index, "attempt": 0, "reward": one.reward}
+        {"id": one.id, "rollout": one.rollout_index, "attempt": 0, "reward": one.reward}
         for one in opened.reader.summaries(purpose="train")
         if one.group_index == index
     ]

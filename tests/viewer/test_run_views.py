@@ -14,7 +14,7 @@ from agentrl.viewer.analysis.side_by_side import group_view, task_view
 def row(rollout: int, reward: float | None, **columns: Any) -> dict[str, Any]:
     return {
         "id": f"3-{rollout}-0",
-        "rollout_index": rollout,
+        "rollout": rollout,
         "attempt": 0,
         "reward": reward,
         "step": 4,
@@ -71,11 +71,11 @@ def test_each_agent_of_an_episode_has_its_own_advantage() -> None:
 
 def test_a_group_of_equal_rewards_teaches_nothing() -> None:
     view = group_view(
-        [row(0, 1.0, drop_reason="no_spread"), row(1, 1.0)],
+        [row(0, 1.0, drop="no_spread"), row(1, 1.0)],
         {"3-0-0": tokens(), "3-1-0": tokens(1)},
     )
 
-    assert (view["zero_std"], view["drop_reason"], view["shared_tokens"]) == (True, "no_spread", 0)
+    assert (view["zero_std"], view["drop"], view["shared_tokens"]) == (True, "no_spread", 0)
 
 
 def test_the_greedy_baseline_is_no_rollout_of_its_group() -> None:
@@ -94,10 +94,10 @@ def test_the_greedy_baseline_is_no_rollout_of_its_group() -> None:
 
 def test_a_task_by_policy_version() -> None:
     rows = [
-        row(0, 1.0, policy_version_max=5, num_turns=2, num_tool_errors=0),
-        row(1, 0.0, policy_version_max=5, num_turns=4, num_tool_errors=None),
-        row(2, 0.5, policy_version_max=1, num_turns=6),
-        row(3, None, policy_version_max=None),
+        row(0, 1.0, newest_version=5, turns=2, tool_errors=0),
+        row(1, 0.0, newest_version=5, turns=4, tool_errors=None),
+        row(2, 0.5, newest_version=1, turns=6),
+        row(3, None, newest_version=None),
     ]
 
     (course,) = task_view(rows)["courses"]
@@ -106,21 +106,21 @@ def test_a_task_by_policy_version() -> None:
     assert course["ways"]["train"] == {
         "count": [1.0, 2.0],
         "reward": [0.5, 0.5],
-        "num_turns": [6.0, 3.0],
-        "num_tool_errors": [None, 0.0],
-        "num_policy_tokens": [None, None],
-        "num_calls": [None, None],
+        "turns": [6.0, 3.0],
+        "tool_errors": [None, 0.0],
+        "policy_tokens": [None, None],
+        "calls": [None, None],
     }
     assert (course["first"], course["last"]) == ("3-2-0", "3-0-0")
 
 
 def test_a_task_averages_neither_stages_nor_ways_of_sampling() -> None:
-    greedy = {"purpose": "eval", "label": "code/before/greedy", "policy_version_max": 0}
+    greedy = {"purpose": "eval", "label": "code/before/greedy", "newest_version": 0}
     sampled = {**greedy, "label": "code/step 4/sampled"}
     rows = [
         row(0, 1.0, **greedy, stage="rl", recorded_at=9.0),
         row(1, 0.0, **sampled, stage="rl", recorded_at=9.0),
-        row(2, 0.5, purpose="train", policy_version_max=0, stage="warmup", recorded_at=1.0),
+        row(2, 0.5, purpose="train", newest_version=0, stage="warmup", recorded_at=1.0),
     ]
 
     view = task_view(rows)
@@ -136,5 +136,5 @@ def test_a_task_averages_neither_stages_nor_ways_of_sampling() -> None:
 
 def test_a_task_that_nobody_played() -> None:
     assert task_view([]) == {"rows": [], "courses": []}
-    (course,) = task_view([row(0, None, policy_version_max=None)])["courses"]
+    (course,) = task_view([row(0, None, newest_version=None)])["courses"]
     assert (course["version"], course["ways"], course["first"]) == ([], {}, None)

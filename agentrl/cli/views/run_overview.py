@@ -38,7 +38,7 @@ def overview(run: OpenRun) -> dict[str, Any]:
         "state": state.kind,
         "heartbeat": state.heartbeat,
         "steps": step,
-        "trajectories": dict(sorted(run.index().facets()["columns"]["status"])),
+        "trajectories": dict(sorted(run.index().facets(names=["status"])["columns"]["status"])),
         "dropped_by_keep": sum(own["of"] - own["kept"] for own in kept),
         "last_metrics": {**logged, "stage": stage} if logged else None,
         "summary": run.summary or None,

@@ -150,11 +150,11 @@ def _figure(value: float) -> str:
 
 def _trajectory(row: Mapping[str, Any]) -> str:
     reward = "-" if row["reward"] is None else f"{row['reward']:.3g}"
-    reason = f"({row['status_reason']})" if row["status_reason"] else ""
-    facts = f"{counted(row['num_turns'], 'turn')}, {counted(row['num_tokens'], 'token')}"
+    reason = f"({row['reason']})" if row["reason"] else ""
+    facts = f"{counted(row['turns'], 'turn')}, {counted(row['tokens'], 'token')}"
     return (
         f"{'trajectory':>10} {row['id']}: {row['status']}{reason}, reward {reward}, {facts}, "
-        f"task {row['task_id']}"
+        f"task {row['task']}"
     )
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.store import Annotation, Detail
 from agentrl.types import Batch, BatchShard, SegmentKind, Stats, Trajectory, TrajectoryGroup
-from agentrl.types.arrays import F64, AnyArray, Bools, Floats
+from agentrl.types.arrays import F64, I32, I64, AnyArray, Bools, Floats
 from agentrl.types.batch import token_rows
 
 Columns = dict[str, AnyArray]
@@ -120,20 +120,43 @@ class LearnedTokens:
                     step,
                     learner,
                     self._num_passes - 1,
-                    {**values, **(self._values(own[0], returned) if first else {})},
+                    {**values, **(self._values(own, rows, returned) if first else {})},
                     _of_all_agents(trajectory, [self.planned.agents[row] for row in own], found)
                     if trajectory.seats
                     else {name: parts[0] for name, parts in found.items()},
                 )
 
-    def _values(self, row: int, returned: Mapping[str, Floats]) -> dict[str, Any]:
-        """Of a trajectory, by the model that the stage is about."""
-        values: dict[str, Any] = {"credit": float(self.planned.batch.credit[row])}
+    def _values(
+        self, own: Sequence[int], rows: Sequence[I64], returned: Mapping[str, Floats]
+    ) -> dict[str, Any]:
+        """Of a trajectory, whose rows of the batch are ``own``, by the model that the stage is
+        about."""
+        batch = self.planned.batch
+        values: dict[str, Any] = {"credit": float(batch.credit[own[0]])}
         if self._detail != "basic":
-            recomputed = self.planned.batch.old_logprobs is not None
+            recomputed = batch.old_logprobs is not None
             if recomputed or "logprobs" in returned:
                 values["old_logprobs_from"] = "recomputed" if recomputed else "update"
-        return values
+        tokens = np.concatenate([rows[row] for row in own])
+        values |= _staleness(batch.policy_versions[tokens], self.planned.policy_version)
+        trained = tokens[batch.loss_mask[tokens] != 0]
+        old = returned.get("logprobs") if batch.old_logprobs is None else batch.old_logprobs
+        clipped = returned.get("clipped")
+        columns = {
+            "advantage": None if batch.advantages is None else batch.advantages[trained],
+            "clip_frac": None if clipped is None else clipped[trained] != 0,
+            "mismatch": None
+            if old is None
+            else np.abs(old[trained] - batch.rollout_logprobs[trained]),
+        }
+        # not of demonstrations, which no engine sampled
+        known = {name: one[np.isfinite(one)] for name, one in columns.items() if one is not None}
+        found = {
+            name: float(one.max() if name == "mismatch" else one.mean())
+            for name, one in known.items()
+            if one.size
+        }
+        return values | found
 
     def _columns(self, returned: Mapping[str, Floats], first: bool) -> Columns:
         """``[T]`` columns of a learner, by their names in annotations; NaN where a token that was
@@ -207,7 +230,15 @@ def _of_all_agents(
     return columns
 
 
-def left_out(group: TrajectoryGroup, reason: str, stage: str, step: int) -> Iterator[Annotation]:
+def _staleness(versions: I32, version: int) -> dict[str, int]:
+    """Of tokens of these versions to the weights of one; nothing where none was sampled."""
+    sampled = versions[versions >= 0]
+    return {"staleness": version - int(sampled.min())} if sampled.size else {}
+
+
+def left_out(
+    group: TrajectoryGroup, reason: str, stage: str, step: int, version: int
+) -> Iterator[Annotation]:
     """That no token of a dropped group weighs anything, one annotation a finished trajectory.
 
     Args:
@@ -215,6 +246,7 @@ def left_out(group: TrajectoryGroup, reason: str, stage: str, step: int) -> Iter
         reason: of the ledger: ``stale``, or what the filter said.
         stage: that left it out.
         step: its step that did.
+        version: of the weights that the step trained.
     """
     why = _STALE if reason == "stale" else _FILTERED
     for trajectory in group.finished:
@@ -223,7 +255,9 @@ def left_out(group: TrajectoryGroup, reason: str, stage: str, step: int) -> Iter
             "loss_weight": np.zeros(size, np.float32),
             "loss_reason": np.full(size, why, np.int8),
         }
-        yield Annotation(trajectory.id, step, values={"stage": stage}, arrays=arrays)
+        versions = np.array(sorted(trajectory.policy_versions), np.int32)
+        values = {"stage": stage, **_staleness(versions, version)}
+        yield Annotation(trajectory.id, step, values=values, arrays=arrays)
 
 
 def loss_weights(planned: PlannedBatch, skipped: Bools) -> F64:

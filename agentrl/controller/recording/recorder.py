@@ -228,7 +228,9 @@ class Recorder(GroupRecorder):
             if played:
                 self._annotate(own, groups, state)
         for group, reason in dropped:
-            for annotation in left_out(group, reason, self.stage, state.step):
+            by = learned.get(group.policy)
+            version = by.planned.policy_version if by else state.versions[group.policy]
+            for annotation in left_out(group, reason, self.stage, state.step, version):
                 self.writer.annotate(annotation)
         self._alert(ended, state.step)
         self._tell_health(state.step, values, played)

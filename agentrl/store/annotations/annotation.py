@@ -104,6 +104,29 @@ TRAJECTORY_COLUMNS = (
         help="The algorithm's credit, before it is brought to tokens.",
     ),
     AnnotationColumn(
+        "staleness",
+        "trajectory",
+        "versions",
+        help="Published versions that its oldest token lies behind the weights of the step.",
+    ),
+    AnnotationColumn(
+        "advantage",
+        "trajectory",
+        scale="diverging",
+        help="Mean advantage of its trained tokens.",
+    ),
+    AnnotationColumn(
+        "mismatch",
+        "trajectory",
+        "nats",
+        help="Largest distance of the trainer's and the engine's logprob of a trained token.",
+    ),
+    AnnotationColumn(
+        "clip_frac",
+        "trajectory",
+        help="Share of its trained tokens whose gradient a bound took, in the last pass.",
+    ),
+    AnnotationColumn(
         "old_logprobs_from",
         "trajectory",
         scale="category",

@@ -215,6 +215,17 @@ def read_rows(path: Path) -> Iterator[StoredAnnotation]:
             yield from _rows(file.read_row_group(group))
 
 
+def read_values(path: Path) -> list[StoredAnnotation]:
+    """Every annotation without its arrays, in order.
+
+    Raises:
+        StoreError: the file is no shard of annotations.
+    """
+    with _reading(path), shard_file(path) as file:
+        rows = file.read(list(_FIXED), use_threads=False).to_pylist()
+        return [stored_annotation(row, {}) for row in rows]
+
+
 def _rows(table: pa.Table) -> Iterator[StoredAnnotation]:
     arrays = {
         name: table[name].combine_chunks() for name in table.column_names if name not in FIXED

@@ -6,7 +6,9 @@ arrays; a sealed shard holds the same row in Parquet columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -230,6 +232,8 @@ def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) 
         "status_detail": encodable(status.detail),
         "num_turns": len(turns),
         **_calls(turns),
+        "finish_reason": encodable(turns[-1].finish_reason) if turns else None,
+        "info_numbers": to_json(dict(_numbers(trajectory.info))),
         "num_policy_tokens": trajectory.num_policy_tokens,
         "num_tokens": int(arrays.token_ids.size),
         "policy_version_min": min(versions, default=None),
@@ -280,7 +284,17 @@ def _calls(turns: Sequence[Turn]) -> Row:
             for record, error in zip(calls, errors, strict=True)
             if record.call is not None and error != "unknown_tool"
         ),
+        "errors": to_json(Counter(filter(None, errors))),
     }
+
+
+def _numbers(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The finite numbers at the top of ``info``; a truth value is 0 or 1."""
+    for name, value in info.items():
+        if isinstance(value, int | np.integer | np.bool_) and abs(int(value)) < 2**63:
+            yield name, int(value)
+        elif isinstance(value, float | np.floating) and math.isfinite(value):
+            yield name, float(value)
 
 
 def _error(record: CallRecord) -> str | None:

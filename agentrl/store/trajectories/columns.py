@@ -72,6 +72,9 @@ COLUMNS: Mapping[str, Column] = {
     "num_calls": Column(pa.int32(), nullable=True),
     "num_tool_errors": Column(pa.int32(), nullable=True),
     "tools": Column(pa.list_(pa.string())),
+    "errors": Column(pa.string(), nullable=True),
+    "finish_reason": Column(pa.string(), nullable=True),
+    "info_numbers": Column(pa.string(), nullable=True),
     "num_policy_tokens": Column(pa.int64()),
     "num_tokens": Column(pa.int64()),
     "policy_version_min": Column(pa.int64(), nullable=True),
@@ -91,6 +94,9 @@ COLUMNS: Mapping[str, Column] = {
     "last_info": _text(),
 }
 """Every column but the arrays, in the order of a shard."""
+
+ADDED = ("errors", "finish_reason", "info_numbers")
+"""Columns that came later: they are null where a file of this format lacks them."""
 
 ARRAYS: Mapping[str, Column] = {
     "token_ids": Column(pa.list_(pa.int32()), listed=False),
@@ -131,10 +137,10 @@ def chosen(row: Mapping[str, Any], names: Iterable[str] = COLUMNS) -> Row:
         names: the columns to give.
 
     Raises:
-        StoreError: it lacks one.
+        StoreError: it lacks one that is not in ``ADDED``.
     """
     try:
-        return {name: row[name] for name in names}
+        return {name: row.get(name) if name in ADDED else row[name] for name in names}
     except KeyError as error:
         raise StoreError(f"trajectory {row.get('id')!r} has no column {error}") from error
 

@@ -22,6 +22,7 @@ from agentrl.store.run_directory import RunDirectory
 from agentrl.store.shard import ShardLayout, ShardWriter, place_of, reading_shard, shard_file
 from agentrl.store.step_files import StepFiles, frame_of, read_frame, read_framed
 from agentrl.store.trajectories.columns import (
+    ADDED,
     ARRAYS,
     COLUMNS,
     FORMAT,
@@ -76,7 +77,7 @@ class TrajectoryShardWriter(ShardWriter[EncodedRow]):
     def size(self, row: EncodedRow) -> int:
         """Its texts, at a byte a character, and its arrays."""
         columns, arrays = row
-        texts = sum(map(len, _texts_of(columns)))
+        texts = sum(len(text or "") for text in _texts_of(columns))
         return texts + arrays.token_ids.size * TokenArrays.BYTES_A_TOKEN + len(arrays.side)
 
 
@@ -159,14 +160,20 @@ def _table(file: pq.ParquetFile, names: Sequence[str], group: int | None = None)
         ValueError: the file lacks a column.
         pa.ArrowException: a column has values of another type.
     """
+    there = file.schema_arrow.names
     for name in names:
-        if name not in file.schema_arrow.names:
+        if name not in (*there, *ADDED):
             raise ValueError(f"it has no column {name!r}")
+    own = [name for name in names if name in there]
     if group is None:
-        read = file.read(names, use_threads=False)
+        table = file.read(own, use_threads=False)
     else:
-        read = file.read_row_group(group, names, use_threads=False)
-    table = read.select(names)
+        table = file.read_row_group(group, own, use_threads=False)
+    for name in names:
+        if name not in there:
+            nulls = pa.nulls(table.num_rows, SCHEMA.field(name).type)
+            table = table.append_column(SCHEMA.field(name), nulls)
+    table = table.select(names)
     schema = pa.schema([SCHEMA.field(name) for name in names])
     return table if table.schema.types == schema.types else table.cast(schema)
 

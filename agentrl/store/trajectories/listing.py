@@ -45,6 +45,9 @@ class TrajectorySummary:
     num_calls: int | None
     num_tool_errors: int | None
     tools: tuple[str, ...]
+    errors: Mapping[str, int] | None
+    finish_reason: str | None
+    info_numbers: Mapping[str, float] | None
     num_policy_tokens: int
     num_tokens: int
     policy_version_min: int | None
@@ -64,7 +67,9 @@ def summary_of(row: Mapping[str, Any]) -> TrajectorySummary:
     own = chosen(row, SUMMARY_COLUMNS)
     for name in ("agents", "tools"):
         own[name] = tuple(own[name])
-    return TrajectorySummary(**{**own, "rewards": from_json(own["rewards"])})
+    for name in ("rewards", "errors", "info_numbers"):
+        own[name] = own[name] and from_json(own[name])
+    return TrajectorySummary(**own)
 
 
 class FileListing(Protocol):

@@ -27,7 +27,7 @@ def group_view(
     """What sets the rollouts of a group apart, as the viewer's API sends it.
 
     Args:
-        rows: its summaries (columns of docs/trajectory-format.md).
+        rows: its trajectories (fields of docs/query.md).
         tokens: by id.
         annotations: of its trajectories; of two of one id the later one with advantages counts.
         agents: by id, the agent of each turn.
@@ -40,9 +40,9 @@ def group_view(
         ``advantages``: by id, the mean over trained tokens of each agent that has any; agents of
         one episode may have opposite ones.
         ``shared_tokens``: the tokens that all sequences begin with.
-        ``drop_reason``: why the group was not trained; empty where it was, or is to be.
+        ``drop``: why the group was not trained; empty where it was, or is to be.
     """
-    ordered = sorted(rows, key=lambda row: (row["rollout_index"], row["attempt"]))
+    ordered = sorted(rows, key=lambda row: (row["rollout"], row["attempt"]))
     compared = [row for row in ordered if row.get("purpose") != "baseline"]
     rewards = [float(row["reward"]) for row in compared if row["reward"] is not None]
     learned = {one.trajectory_id: one for one in annotations if "advantages" in one.arrays}
@@ -57,7 +57,7 @@ def group_view(
             for name, one in learned.items()
         },
         "shared_tokens": min((common_prefix(ids[0], other) for other in ids), default=0),
-        "drop_reason": next((row["drop_reason"] for row in ordered if row.get("drop_reason")), ""),
+        "drop": next((row["drop"] for row in ordered if row.get("drop")), ""),
     }
 
 
@@ -78,8 +78,8 @@ def _mean_advantages(
     return {agent: float(np.mean(values)) for agent, values in own.items()}
 
 
-SERIES = ("reward", "num_policy_tokens", "num_turns", "num_calls", "num_tool_errors")
-"""The columns whose means are shown."""
+SERIES = ("reward", "policy_tokens", "turns", "calls", "tool_errors")
+"""The fields whose means are shown."""
 
 Row = Mapping[str, Any]
 
@@ -88,8 +88,8 @@ def task_view(rows: Iterable[Row]) -> dict[str, Any]:
     """One task's trajectories and what became of them, as the viewer's API sends it.
 
     Args:
-        rows: its summaries (columns of docs/trajectory-format.md), in any order; one without a
-            policy version counts in no course.
+        rows: its trajectories (fields of docs/query.md), in any order; one without a policy
+            version counts in no course.
 
     Returns:
         ``rows``: the summaries with ``way``, by stage as they began, policy version, step and id.
@@ -140,7 +140,7 @@ def _course(stage: str, rows: list[Row]) -> dict[str, Any]:
 
 
 def _version(row: Row) -> int:
-    version = row.get("policy_version_max")
+    version = row.get("newest_version")
     return -1 if version is None else int(version)
 
 

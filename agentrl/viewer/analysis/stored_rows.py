@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from agentrl.errors import StoreError
 from agentrl.store import NoTrajectoryError, RunDirectory, TrajectoryReader, TrajectorySummary
-from agentrl.store.json_text import from_json
+from agentrl.store.json_text import from_json, to_json
 from agentrl.store.shard import shard_file
 from agentrl.store.trajectories.columns import ARRAYS
 from agentrl.viewer.index import Place
+from agentrl.viewer.index.fields import TEXTS, Field, named_field
 
 _BATCH = 64
 
@@ -87,6 +88,46 @@ def _rows(batch: pa.RecordBatch) -> Iterator[Row]:
         for name in arrays:
             row[name] = np.asarray(batch[name][index].values.to_numpy())
         yield row
+
+
+_MOST_TEXT = 500
+"""Characters that a list shows of a text."""
+
+
+def add_texts(
+    run: RunDirectory,
+    reader: TrajectoryReader,
+    rows: Sequence[Row],
+    fields: Mapping[str, Field],
+    names: Sequence[str],
+) -> None:
+    """Adds the beginnings of texts to rows of the index.
+
+    Args:
+        run: where.
+        reader: the run's.
+        rows: of the index.
+        fields: of the run.
+        names: what is shown of them; those of ``TEXTS`` are added.
+
+    Raises:
+        ConfigError: a name is neither a field nor a text.
+        StoreError: a file is damaged.
+    """
+    texts = [name for name in names if name in TEXTS or not named_field(name, fields, "columns")]
+    by_id = {row["id"]: row for row in rows} if texts else {}
+    places = [Place(row["id"], row["step"], row["recorded_at"]) for row in by_id.values()]
+    for stored in stored_rows(run, reader, places, [TEXTS[name] for name in texts]):
+        by_id[stored["id"]] |= {name: text_of(name, stored) for name in texts}
+
+
+def text_of(name: str, columns: Mapping[str, Any]) -> str:
+    """The beginning of one of ``TEXTS``, by the columns of its trajectory."""
+    text: str = columns[TEXTS[name]]
+    if name == "answer":
+        answer = from_json(text).get("answer")
+        text = answer if isinstance(answer, str) else to_json(answer)
+    return text[:_MOST_TEXT]
 
 
 NO_CALL = "(no call)"

@@ -17,14 +17,15 @@ from typing import Any
 from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.store.json_text import to_json
 from agentrl.viewer.analysis.side_by_side import task_view
-from agentrl.viewer.index.columns import FACETS
+from agentrl.viewer.analysis.stored_rows import text_of
+from agentrl.viewer.index.fields import FIELDS, TEXTS
 from agentrl.viewer.pieces import TokenPieces, hiding, taken_tokens
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
 from agentrl.viewer.viewer_error import ViewerError
 from agentrl.viewer.views.comparisons import group_of_rows
 from agentrl.viewer.views.metrics_view import metrics_view
-from agentrl.viewer.views.run_view import overview, run_row, run_view
+from agentrl.viewer.views.run_view import fields_view, overview, run_row, run_view
 from agentrl.viewer.views.token_view import rendered_view, token_view
 from agentrl.viewer.views.trajectory_view import trajectory_view
 from agentrl.viewer.wire import data_url, image_type
@@ -163,6 +164,7 @@ class ExportedAnswers:
                 self._add_of("trajectory", trajectory_id, view)
             self._add("/api/runs", {"runs": [run_row(run)]})
             self._add(self._root, run_view(run))
+            self._add(f"{self._root}/fields", fields_view(run))
             self._add(f"{self._root}/overview", self._overview())
             self._add(f"{self._root}/metrics", metrics_view(run, run.metrics.names()))
             shown = {"total": len(self.rows), "rows": self.rows}
@@ -185,7 +187,7 @@ class ExportedAnswers:
         except (StoreError, LookupError, AttributeError, TypeError, ValueError) as error:
             self.damage.append(f"trajectory {trajectory_id!r} cannot be read: {error}")
             return
-        self.rows.append(row)
+        self.rows.append({**row, **{name: text_of(name, stored.columns) for name in TEXTS}})
         self._views[trajectory_id] = view
         for name, one in by_token.items():
             self._add_of(name, trajectory_id, one)
@@ -212,7 +214,7 @@ class ExportedAnswers:
         """
         groups: dict[tuple[int, str, str, int | None], list[Mapping[str, Any]]] = {}
         for row in self.rows:
-            place = (row["group_index"], row["stage"], row["label"])
+            place = (row["group"], row["stage"], row["label"])
             for step in (row["step"], None):
                 groups.setdefault((*place, step), []).append(row)
         for (number, stage, label, step), rows in groups.items():
@@ -225,7 +227,7 @@ class ExportedAnswers:
     def _add_tasks(self) -> None:
         tasks: dict[str, list[Mapping[str, Any]]] = {}
         for row in self.rows:
-            tasks.setdefault(row["task_id"], []).append(row)
+            tasks.setdefault(row["task"], []).append(row)
         for task_id, rows in tasks.items():
             self._add_of("task", task_id, task_view(rows))
 
@@ -287,9 +289,9 @@ class ExportedAnswers:
 
     def _facets(self) -> dict[str, Any]:
         columns = {}
-        for name in FACETS:
+        for name in (name for name, own in FIELDS.items() if own.counted and not own.is_number):
             counts: Counter[str] = Counter()
             for row in self.rows:
-                counts.update(row[name] if isinstance(row[name], list) else [row[name]])
+                counts.update(row[name] if isinstance(row[name], list) else [row[name] or ""])
             columns[name] = [list(pair) for pair in counts.most_common()]
         return {"columns": columns, "histograms": {}}

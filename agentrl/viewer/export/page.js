@@ -13,21 +13,18 @@
 
   const refuse = (error, status = 404) => json({ error }, status);
 
-  const TERM = /^([a-z_]+):(?:"((?:[^"\\]|\\.)*)"|(\S+))$/;
-  const NAMES = { task: "task_id", group: "group_index", rollout: "rollout_index", source: "data_source",
-    reason: "status_reason", drop: "drop_reason", note: "labels", tool: "tools", agent: "agents" };
-
+  const TERM = /^([\w.]+):(?:"((?:[^"\\]|\\.)*)"|(\S+))$/;
   /** What a term of the form name:value holds for; null where the term has another form. */
   const parsed = (term) => {
     const match = TERM.exec(term);
     if (!match) return null;
-    const name = has(NAMES, match[1]) ? NAMES[match[1]] : match[1];
+    const name = match[1];
     const value = match[2] === undefined ? match[3] : match[2].replace(/\\(.)/g, "$1");
     const range = /^(\d+)\.\.(\d+)$/.exec(value);
     return (row) => {
       const own = has(row, name) ? row[name] : undefined;
       if (range) return own >= Number(range[1]) && own <= Number(range[2]);
-      if (value === "none") return own === null || own === "" || (Array.isArray(own) && own.length === 0);
+      if (value === "none") return own === null || own === undefined || own === "" || (Array.isArray(own) && own.length === 0);
       return Array.isArray(own) ? own.includes(value) : String(own) === value;
     };
   };
@@ -40,14 +37,18 @@
       return refuse("an exported file answers queries of the form name:value alone; `agentrl view` answers all", 400);
     }
     const found = rows.filter((row) => tests.every((test) => test(row)));
-    const sort = params.get("sort") ?? "-step";
-    const name = sort.replace(/^-/, "").split(",")[0];
-    const sign = sort.startsWith("-") ? -1 : 1;
-    found.sort((a, b) => {
-      const [one, other] = [a[name], b[name]];
-      if (one === null || other === null) return (one === null) - (other === null);
-      return sign * (one < other ? -1 : one > other ? 1 : 0);
-    });
+    const orders = (params.get("sort") ?? "-step").split(",").map((part) => [part.replace(/^-/, ""), part.startsWith("-") ? -1 : 1]);
+    const missing = (value) => value === null || value === undefined;
+    const order = (a, b) => {
+      for (const [name, sign] of orders) {
+        const [one, other] = [a[name], b[name]];
+        if (missing(one) || missing(other)) {
+          if (missing(one) !== missing(other)) return missing(one) - missing(other);
+        } else if (one !== other) return sign * (one < other ? -1 : 1);
+      }
+      return 0;
+    };
+    found.sort(order);
     const offset = Number(params.get("offset") ?? 0);
     return json({ total: found.length, rows: found.slice(offset, offset + Number(params.get("limit") ?? 200)) });
   };

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl.errors import StoreError
-from agentrl.viewer.index.columns import COLUMNS, JOINED, NULLABLE
+from agentrl.viewer.index.fields import FIELDS, Field
 
 _NETWORK = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|gpfs|beegfs|afs|9p|virtiofs|pvfs2|orangefs|panfs|"
@@ -113,34 +113,34 @@ def _unfit(folder: Path) -> str:
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Of the tables below; an index of another one is rebuilt."""
 
-_TYPES = {"integer": "INTEGER", "real": "REAL", "text": "TEXT", "list": "TEXT", "json": "TEXT"}
-_EMPTY = {"integer": "0", "real": "0", "text": "''", "list": "''", "json": "'{}'"}
-_SORTED = (
-    *("step", "reward", "status", "task_id", "data_source", "stage", "num_turns", "num_tokens"),
-    *("num_calls", "num_tool_errors", "drop_reason", "ended_at", "recorded_at"),
-)
-"""Columns by which a list is sorted, besides the id and the group."""
+_TYPES = {"integer": "INTEGER", "real": "REAL", "text": "TEXT", "list": "TEXT"}
+_GENERATED = {"seconds": "nullif(max(ended_at - started_at, 0), 0)"}
+"""Fields that follow from others."""
 _POLL_S = 0.02
 _BUSY_S = 10.0
 
 
-def _column(name: str, kind: str) -> str:
-    empty = "" if name in NULLABLE else f" NOT NULL DEFAULT {_EMPTY[kind]}"
-    return f"{name} {_TYPES[kind]}{empty}"
+def _column(field: Field) -> str:
+    told = f"{field.column} {_TYPES[field.kind]}"
+    if field.name in _GENERATED:
+        return f"{told} AS ({_GENERATED[field.name]}) VIRTUAL"
+    empty = "0" if field.is_number else "''"
+    return told if field.nullable else f"{told} NOT NULL DEFAULT {empty}"
 
 
 _TABLES = f"""
 CREATE TABLE trajectories (
     key INTEGER PRIMARY KEY,
-    {", ".join(_column(name, kind) for name, kind in {**COLUMNS, **JOINED}.items())},
+    {", ".join(map(_column, FIELDS.values()))},
     file INTEGER NOT NULL,
-    change INTEGER NOT NULL
+    change INTEGER NOT NULL,
+    annotated REAL
 );
 CREATE UNIQUE INDEX by_id ON trajectories (id);
-CREATE INDEX by_group ON trajectories (group_index, rollout_index);
+CREATE INDEX by_group ON trajectories ("group", rollout);
 CREATE INDEX by_file ON trajectories (file);
 CREATE INDEX by_change ON trajectories (change);
 CREATE TABLE files (
@@ -161,9 +161,10 @@ CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT RO
 INSERT INTO counters VALUES ('change', 0), ('removals', 0);
 PRAGMA user_version = {VERSION};
 """
+_INDEXED = {field.name: field.column for field in FIELDS.values() if field.indexed}
 SORT_INDICES = {
-    f"by_{name}": f"CREATE INDEX IF NOT EXISTS by_{name} ON trajectories ({name})"
-    for name in _SORTED
+    f"by_{name}": f"CREATE INDEX IF NOT EXISTS by_{name} ON trajectories ({columns})"
+    for name, columns in {**_INDEXED, "default": "label, step DESC"}.items()
 }
 """By name. They are made once rows are there: to keep them while a large run is first taken costs
 more than all else of it.

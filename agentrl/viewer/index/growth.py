@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 
 import pyarrow as pa
 
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
-from agentrl.viewer.index.columns import COLUMNS
+from agentrl.store.annotations.annotation import StoredAnnotation
+from agentrl.store.annotations.files import read_values
+from agentrl.store.annotations.rollbacks import Rollbacks
+from agentrl.store.jsonl import DamageList
 from agentrl.viewer.index.database import SORT_INDICES
+from agentrl.viewer.index.fields import FIELDS, FOUND, LEARNED, in_sql
 from agentrl.viewer.index.sources import (
+    KEPT,
     Appended,
+    Files,
     FileState,
     LedgerRow,
     Row,
@@ -21,6 +28,7 @@ from agentrl.viewer.index.sources import (
     appended,
     ledger_rows,
     note_labels,
+    numbers_of,
     shard_rows,
 )
 
@@ -28,24 +36,19 @@ _SHARDS_A_COMMIT = 64
 _MANY_MOVES = 2000
 _READERS = 4
 _LEDGER = "ledger.jsonl"
-_NAMES = ", ".join(COLUMNS)
-_PUT = (
-    f"INSERT INTO trajectories ({_NAMES}, file, change) "
-    f"VALUES ({', '.join('?' * len(COLUMNS))}, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-    f"{', '.join(f'{name} = excluded.{name}' for name in COLUMNS)}, "
-    "file = excluded.file, change = excluded.change "
-    # of two records of one id the newest counts
-    "WHERE excluded.recorded_at >= trajectories.recorded_at"
-)
+_MOST_FOUND = 200
+"""Fields that a run may name itself; a row is no longer, and SQLite takes 2,000 columns at most."""
+_KEPT = [field.column for field in KEPT]
+_OF_INFO = [name for name, field in FIELDS.items() if field.found.startswith("info.")]
 # What the ledger says is of the record that finished, not of one that failed and was played again.
 _JOIN = (
     "UPDATE trajectories SET trained_step = ledger.trained_step, "
-    "drop_reason = ledger.drop_reason, change = :change FROM ledger "
-    "WHERE trajectories.group_index = ledger.group_index "
-    "AND trajectories.rollout_index = ledger.rollout_index "
+    '"drop" = ledger.drop_reason, change = :change FROM ledger '
+    'WHERE trajectories."group" = ledger.group_index '
+    "AND trajectories.rollout = ledger.rollout_index "
     "AND purpose = 'train' AND status NOT IN ('failed', 'cancelled') "
     "AND (trajectories.trained_step IS NOT ledger.trained_step "
-    "OR trajectories.drop_reason <> ledger.drop_reason)"
+    'OR trajectories."drop" <> ledger.drop_reason)'
 )
 
 
@@ -75,6 +78,7 @@ class Growth:
         self._first = last + 1
         self._change = last + 1
         self._newest_file = max((key for key, _ in self._known.values()), default=0)
+        self._found = dict.fromkeys(found_names(writer))
         self.removed = False
 
     def take(self) -> int:
@@ -87,9 +91,11 @@ class Growth:
             self._sql.execute("BEGIN IMMEDIATE")
             # What is sealed meanwhile is in both: of two equal records the one that stays counts,
             # and so the shard's comes last.
+            annotations = self._appended_annotations()
             self._take_live()
             self._take_sealed()
             self._take_vanished()
+            self._take_annotations(annotations)
             self._take_ledger()
             self._take_notes()
             # Last: to keep them while a large run is first taken costs more than all else of it.
@@ -113,11 +119,7 @@ class Growth:
                 self._note_file(key, path, FileState(new.end, state.modified), damage)
 
     def _take_sealed(self) -> None:
-        new = [
-            path
-            for path, state in self._files.sealed.items()
-            if path not in self._known or self._known[path][1] != state
-        ]
+        new = self._changed(self._files.sealed)
         if not new:
             return
         with ThreadPoolExecutor(_READERS, thread_name_prefix="index-shards") as readers:
@@ -130,10 +132,11 @@ class Growth:
                 part = new[start : start + _SHARDS_A_COMMIT]
                 for path, (rows, damage) in zip(part, readers.map(self._read, part), strict=True):
                     key, known = self._file(path)
-                    if known.modified:
-                        # it was rewritten
-                        self._remove(key)
                     self._put(rows, key)
+                    if known.modified:
+                        # it was rewritten; what is still there was put just now
+                        self._remove(key, self._change)
+                        self.removed = True
                     self._note_file(key, path, self._files.sealed[path], damage)
         # it would keep what many shards took
         pa.default_memory_pool().release_unused()
@@ -146,11 +149,99 @@ class Growth:
             return [], str(error)
 
     def _take_vanished(self) -> None:
-        present = {*self._files.live, *self._files.sealed, *self._files.notes, _LEDGER}
+        files = self._files
+        present = {_LEDGER, *files.live, *files.sealed, *files.notes, *files.resumes}
+        present |= {*files.live_annotations, *files.sealed_annotations}
         for path, (key, _) in self._known.items():
             if path not in present:
                 self._remove(key)
                 self._sql.execute("DELETE FROM files WHERE key = ?", (key,))
+
+    def _appended_annotations(self) -> dict[str, Appended]:
+        """By live file; read before the trajectories, so that these are there by then."""
+        files = self._files
+        if self._changed(files.resumes):
+            # what a resume took back is no longer learned: all are taken anew
+            gone = ", ".join(f"{in_sql(name)} = NULL" for name in (*self._learned, "annotated"))
+            sql = f"UPDATE trajectories SET {gone}, change = ? WHERE annotated IS NOT NULL"
+            self._sql.execute(sql, (self._change,))
+            for path in (*files.live_annotations, *files.sealed_annotations):
+                self._known[path] = (self._file(path)[0], FileState(0, 0))
+        return {
+            path: new
+            for path, state in files.live_annotations.items()
+            if (new := self._appended(path, state)) is not None
+        }
+
+    def _take_annotations(self, live: Mapping[str, Appended]) -> None:
+        files = self._files
+        found: list[StoredAnnotation] = []
+        for path, new in live.items():
+            own, damage = new.annotations()
+            found += own
+            state = FileState(new.end, files.live_annotations[path].modified)
+            self._note_file(self._file(path)[0], path, state, damage)
+        for path in self._changed(files.sealed_annotations):
+            damage = ""
+            try:
+                found += read_values(self._run.root / path)
+            except StoreError as error:
+                damage = str(error)
+            state = files.sealed_annotations[path]
+            self._note_file(self._file(path)[0], path, state, damage)
+        if not (found or self._changed(files.resumes)):
+            return
+        passed_over = DamageList()
+        rollbacks = Rollbacks.readable(self._run, passed_over.add)
+        for path, state in files.resumes.items():
+            self._note_file(self._file(path)[0], path, state, "; ".join(passed_over))
+        self._learn(found, rollbacks)
+
+    def _learn(self, found: Sequence[StoredAnnotation], rollbacks: Rollbacks) -> None:
+        """Puts the numbers of annotations to their trajectories; of several of a name the newest
+        stays."""
+        rows = []
+        for stored in sorted(found, key=lambda stored: stored.recorded_at):
+            values = stored.annotation.values
+            if not isinstance(values, Mapping):
+                continue
+            stage = str(values.get("stage", ""))
+            if rollbacks.took_back(stored.resumes, stage, stored.annotation.step):
+                continue
+            # the ledger has it
+            own = {name: value for name, value in values.items() if name != "trained_step"}
+            numbers = self._known_numbers(numbers_of("annotation", own))
+            is_of_now = stored.resumes >= rollbacks.count
+            time = stored.recorded_at
+            key = (stored.annotation.trajectory_id, time, is_of_now, time)
+            rows.append((tuple(numbers), (*numbers.values(), time, self._change, *key)))
+        for names, same in groupby(rows, key=lambda row: row[0]):
+            put = "".join(f"{in_sql(name)} = ?, " for name in names)
+            self._sql.executemany(
+                f"UPDATE trajectories SET {put}annotated = ?, change = ? WHERE id = ? "
+                "AND coalesce(annotated, 0) <= ? AND (? OR recorded_at <= ?)",
+                (values for _, values in same),
+            )
+
+    @property
+    def _learned(self) -> list[str]:
+        """The fields that annotations fill."""
+        return [*LEARNED, *(name for name in self._found if name.startswith("annotation."))]
+
+    def _known_numbers(self, numbers: Mapping[str, float]) -> Mapping[str, float]:
+        """Those that are fields; new ones become columns, while the run has not too many."""
+        new = [name for name in numbers if name not in FIELDS and name not in self._found]
+        for name in new:
+            # SQLite knows no case in names
+            same = {one.lower() for one in self._found}
+            if len(same) < _MOST_FOUND and name.lower() not in same:
+                # a whole number comes back as one
+                self._sql.execute(f"ALTER TABLE trajectories ADD COLUMN {in_sql(name)} NUMERIC")
+                self._found[name] = None
+        if not new:
+            return numbers
+        known = {**FIELDS, **self._found}
+        return {name: one for name, one in numbers.items() if name in known}
 
     def _take_ledger(self) -> None:
         state = self._files.ledger
@@ -184,28 +275,67 @@ class Growth:
             if (none_new or not self._files.notes) and not gone:
                 return
         labels, damage = note_labels(self._run)
-        now = dict(self._sql.execute("SELECT id, labels FROM trajectories WHERE labels <> ''"))
+        now = dict(self._sql.execute("SELECT id, note FROM trajectories WHERE note <> ''"))
         changed = {
             trajectory_id: labels.get(trajectory_id, "")
             for trajectory_id in {*labels, *now}
             if labels.get(trajectory_id, "") != now.get(trajectory_id, "")
         }
         self._sql.executemany(
-            "UPDATE trajectories SET labels = ?, change = ? WHERE id = ?",
+            "UPDATE trajectories SET note = ?, change = ? WHERE id = ?",
             ((text, self._change, trajectory_id) for trajectory_id, text in changed.items()),
         )
         for path, state in self._files.notes.items():
             own = "; ".join(text for text in damage if path in text)
             self._note_file(self._file(path)[0], path, state, own)
 
-    def _put(self, rows: Iterable[Row], file: int) -> None:
+    def _put(self, rows: Sequence[Row], file: int) -> None:
+        if not rows:
+            return
+        numbers = [self._known_numbers(row.numbers) for row in rows]
+        # those of a record that an older one of its id may have
+        names = [*_OF_INFO, *(n for n in self._found if not n.startswith("annotation."))]
         own = (file, self._change)
-        self._sql.executemany(_PUT, ((*row, *own) for row in rows))
+        self._sql.executemany(
+            self._insertion(names),
+            (
+                (*row.values, *map(found.get, names), *own)
+                for row, found in zip(rows, numbers, strict=True)
+            ),
+        )
 
-    def _remove(self, file: int) -> None:
-        """Removes the trajectories of a file, unless a newer record of theirs lies elsewhere."""
-        gone = self._sql.execute("DELETE FROM trajectories WHERE file = ?", (file,)).rowcount
+    def _insertion(self, names: Sequence[str]) -> str:
+        """The statement that puts rows of ``KEPT``, numbers of these names, file and change."""
+        columns = [*_KEPT, *map(in_sql, names), "file", "change"]
+        put = [f"{name} = excluded.{name}" for name in columns]
+        # what was learned is of the record that it was learned of
+        same = "CASE WHEN excluded.recorded_at = trajectories.recorded_at THEN"
+        put += [
+            f"{name} = {same} {name} END" for name in (*map(in_sql, self._learned), "annotated")
+        ]
+        return (
+            f"INSERT INTO trajectories ({', '.join(columns)}) "
+            f"VALUES ({', '.join('?' * len(columns))}) "
+            f"ON CONFLICT (id) DO UPDATE SET {', '.join(put)} "
+            # of two records of one id the newest counts
+            "WHERE excluded.recorded_at >= trajectories.recorded_at"
+        )
+
+    def _remove(self, file: int, before: int | None = None) -> None:
+        """Removes the trajectories of a file, unless a newer record of theirs lies elsewhere.
+
+        Args:
+            file: its key.
+            before: those alone that were put before this change.
+        """
+        sql = "DELETE FROM trajectories WHERE file = ?"
+        sql += "" if before is None else f" AND change < {before}"
+        gone = self._sql.execute(sql, (file,)).rowcount
         self.removed = self.removed or gone > 0
+
+    def _changed(self, files: Files) -> list[str]:
+        """The paths of those that are not as they were last."""
+        return [path for path, state in files.items() if self._file(path)[1] != state]
 
     def _file(self, path: str) -> tuple[int, FileState]:
         """The key and the last state of a file; a key of its own where it is new."""
@@ -238,3 +368,9 @@ class Growth:
         if self.removed:
             run("UPDATE counters SET value = value + 1 WHERE name = 'removals'")
         run("COMMIT")
+
+
+def found_names(sql: sqlite3.Connection) -> list[str]:
+    """The fields that the run names itself, as they were found."""
+    rows = sql.execute("SELECT name FROM pragma_table_info('trajectories')")
+    return [name for (name,) in rows if name.partition(".")[0] in FOUND and "." in name]

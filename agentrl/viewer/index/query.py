@@ -12,12 +12,12 @@ become part of the SQL: they are its parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.viewer.index.columns import FIELDS, SEPARATOR, Field
+from agentrl.viewer.index.fields import FIELDS, SEPARATOR, TEXTS, Field, found_field, meant
 
 _MAX_LENGTH = 2000
 _MAX_DEPTH = 50
@@ -77,8 +77,13 @@ class _Value(NamedTuple):
         return QueryError(rule, position=self.position, found=self.text, remedy=remedy)
 
 
-def parse_query(text: str) -> Query:
+def parse_query(text: str, fields: Mapping[str, Field] | None = None) -> Query:
     """The condition that a query stands for; an empty query holds for all.
+
+    Args:
+        text: the query.
+        fields: those of the run, by name; where None, of a number that runs name themselves no
+            trajectory has a value.
 
     Raises:
         QueryError: the text is no query.
@@ -90,14 +95,16 @@ def parse_query(text: str) -> Query:
             found=f"{len(text)} characters",
             remedy="shorten it",
         )
-    return _Parser(text).query()
+    return _Parser(text, fields).query()
 
 
 class _Parser:
     """Reads a query from left to right; each method reads what it is named for and returns SQL."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, fields: Mapping[str, Field] | None) -> None:
         self._text = text
+        self._fields = FIELDS if fields is None else fields
+        self._takes_any = fields is None
         self._at = 0
         self._depth = 0
         self._parameters: list[str | float] = []
@@ -179,33 +186,30 @@ class _Parser:
             self._at = named.end()
             return self._search(self._value())
         field = self._field(name, start)
-        if field.kind != "number" and operator != "!=":
+        if not field.is_number and operator != "!=":
             self._assert_colon(name, operator)
         self._at = named.end()
-        if field.kind == "number":
+        if field.is_number:
             return self._number(name, field, operator)
         sql = _joined([self._one(name, field, value) for value in self._values()], " OR ")
         return f"({sql} IS NOT TRUE)" if operator == "!=" else sql
 
     def _field(self, name: str, start: int) -> Field:
-        part = name.partition(".")[2]
-        if name.startswith("reward.") and part:
-            # json_extract's path takes any name in double quotes; it stands in the parameters
-            path = '$."' + part.replace('"', "") + '"'
-            self._parameters.append(path)
-            return Field("json_extract(rewards, ?)", "number")
-        if name not in FIELDS:
-            self._at = start
-            known = [*FIELDS, "text", "reward.PART"]
-            otherwise = f"fields are {', '.join(known)}; to search for text, put it in quotes"
-            found = self._peek_word()
-            raise QueryError(
-                "a field must be known",
-                position=start + 1,
-                found=found,
-                remedy=did_you_mean(name, known, otherwise).removeprefix("; "),
-            )
-        return FIELDS[name]
+        if name in self._fields:
+            return self._fields[name]
+        found = found_field(name)
+        if found is not None and self._takes_any:
+            return replace(found, operand="NULL")
+        self._at = start
+        remedy = meant(name, [*self._fields, "text"], "; to search for text, put it in quotes")
+        if name in TEXTS:
+            remedy = "; a text is searched by text:WORD"
+        raise QueryError(
+            "a field must be known",
+            position=start + 1,
+            found=self._peek_word(),
+            remedy=remedy.removeprefix("; "),
+        )
 
     def _assert_colon(self, name: str, operator: str) -> None:
         if operator not in (":", "="):

@@ -12,20 +12,28 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from agentrl.errors import Closing, ConfigError, StoreError, did_you_mean
+from agentrl.errors import Closing, StoreError
 from agentrl.store import RunDirectory
 from agentrl.store.disk import os_refusals
-from agentrl.store.json_text import from_json
 from agentrl.types.arrays import I64
-from agentrl.viewer.index.columns import COLUMNS, JOINED, NULLABLE, FacetColumns, split
-from agentrl.viewer.index.database import IndexDatabase
-from agentrl.viewer.index.growth import Growth
+from agentrl.viewer.index.database import MEMORY, IndexDatabase
+from agentrl.viewer.index.facets import FacetColumns
+from agentrl.viewer.index.fields import (
+    FIELDS,
+    SORTED_BY_DEFAULT,
+    Field,
+    found_field,
+    named_field,
+    split,
+)
+from agentrl.viewer.index.growth import Growth, found_names
 from agentrl.viewer.index.query import Query, parse_query
 from agentrl.viewer.index.sources import Listing, Snapshot
 from agentrl.viewer.index.text_search import Match, TextSearch
@@ -33,8 +41,6 @@ from agentrl.viewer.index.text_search import Match, TextSearch
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-_KINDS = {**COLUMNS, **JOINED}
-_SHOWN = tuple(_KINDS)
 _RECOVERIES = 3
 _RECOVERY_S = 60.0
 _KEPT_NEEDLES = 50
@@ -49,7 +55,8 @@ class Page:
 
     Args:
         total: how many trajectories fit the query.
-        rows: those of the page, each the columns of ``columns.COLUMNS`` and ``columns.JOINED``.
+        rows: those of the page, each the fields of ``RunIndex.fields`` by name,
+            without the numbers of ``FOUND`` that it lacks.
     """
 
     total: int
@@ -62,7 +69,7 @@ class Place(NamedTuple):
     id: str
     step: int
     recorded_at: float
-    task_id: str
+    task: str = ""
 
 
 class TaskRewards(NamedTuple):
@@ -128,39 +135,59 @@ class RunIndex(Closing):
             changed = self._recovering(lambda: self._grow(timeout_s))
             return changed + self._regrown
 
+    def fields(self) -> dict[str, Field]:
+        """All fields by name: those that are declared, and those that the run names itself."""
+
+        def read() -> list[str]:
+            with self._reading:
+                return found_names(self._database.reader)
+
+        names = self._recovering(read)
+        found = [field for name in names if (field := found_field(name)) is not None]
+        return {**FIELDS, **{field.name: field for field in found}}
+
     def page(
-        self, query: str = "", sort: str = "-step", offset: int = 0, limit: int | None = 200
+        self,
+        query: str = "",
+        sort: str = SORTED_BY_DEFAULT,
+        offset: int = 0,
+        limit: int | None = 200,
     ) -> Page:
         """A part of the trajectories that fit a query.
 
         Args:
             query: as ``docs/query.md`` says.
-            sort: a column, or several with commas between; ``-`` before one for the greatest first.
+            sort: a field, or several with commas between; ``-`` before one for the greatest first.
             offset: how many come before.
             limit: at most so many rows; None for all.
 
         Raises:
             QueryError: ``query`` is no query.
-            ConfigError: there is no such column.
+            ConfigError: there is no such field.
         """
-        parsed = parse_query(query)
-        _order(sort)
+        fields = self.fields()
+        parsed = self._parsed(query, fields)
+        _order(sort, fields)
+        columns = ", ".join(field.column for field in fields.values())
 
         def read() -> Page:
             run = self._database.reader.execute
             where = f"FROM trajectories WHERE {parsed.sql}"
             (total,) = run(f"SELECT count(*) {where}", parsed.parameters).fetchone()
             # Few rows are sorted sooner than they are met on a walk along an index of the column.
-            order = _order(sort, by_index=total > _FEW)
+            order = _order(sort, fields, by_index=total > _FEW)
+            # Keys are sorted first: to sort whole rows takes ten times as long.
+            keys = f"SELECT key AS place {where} ORDER BY {order} LIMIT ? OFFSET ?"
             found = run(
-                f"SELECT {', '.join(_SHOWN)} {where} ORDER BY {order} LIMIT ? OFFSET ?",
+                f"SELECT {columns} FROM ({keys}) CROSS JOIN trajectories ON key = place "
+                f"ORDER BY {_order(sort, fields)}",
                 (*parsed.parameters, -1 if limit is None else max(0, limit), max(0, offset)),
             )
-            return Page(total, [_shown(row) for row in found])
+            return Page(total, [_shown(fields, row) for row in found])
 
         return self._read(parsed, read)
 
-    def ids(self, query: str = "", sort: str = "-step") -> list[str]:
+    def ids(self, query: str = "", sort: str = SORTED_BY_DEFAULT) -> list[str]:
         """The ids of all trajectories that fit a query, in order.
 
         Raises:
@@ -168,15 +195,17 @@ class RunIndex(Closing):
         """
         return [place.id for place in self.places(query, sort)]
 
-    def places(self, query: str = "", sort: str = "-step") -> list[Place]:
+    def places(self, query: str = "", sort: str = SORTED_BY_DEFAULT) -> list[Place]:
         """All trajectories that fit a query, in order, by what finds them in the run's files.
 
         Raises:
             QueryError, ConfigError: as ``page``.
         """
-        parsed = parse_query(query)
+        fields = self.fields()
+        parsed = self._parsed(query, fields)
         names = ", ".join(Place._fields)
-        sql = f"SELECT {names} FROM trajectories WHERE {parsed.sql} ORDER BY {_order(sort)}"
+        order = _order(sort, fields)
+        sql = f"SELECT {names} FROM trajectories WHERE {parsed.sql} ORDER BY {order}"
 
         def read() -> list[Place]:
             return list(map(Place._make, self._database.reader.execute(sql, parsed.parameters)))
@@ -202,10 +231,10 @@ class RunIndex(Closing):
         }
 
     def _rewards(self, query: str) -> dict[str, tuple[int, float, float]]:
-        parsed = parse_query(query)
+        parsed = self._parsed(query, self.fields())
         sql = (
-            "SELECT task_id, count(*), avg(reward), avg(reward * reward) FROM trajectories "
-            f"WHERE reward IS NOT NULL AND task_id <> '' AND ({parsed.sql}) GROUP BY task_id"
+            "SELECT task, count(*), avg(reward), avg(reward * reward) FROM trajectories "
+            f"WHERE reward IS NOT NULL AND task <> '' AND ({parsed.sql}) GROUP BY task"
         )
 
         def read() -> dict[str, tuple[int, float, float]]:
@@ -214,18 +243,26 @@ class RunIndex(Closing):
 
         return self._read(parsed, read)
 
-    def facets(self, query: str = "") -> dict[str, Any]:
+    def facets(self, query: str = "", names: Sequence[str] | None = None) -> dict[str, Any]:
         """How often each value occurs among the trajectories that fit a query: ``{"columns":
         {name: [[value, count], ...]}, "histograms": {name: {"edges", "counts"}}}``.
 
+        Args:
+            query: as ``docs/query.md`` says.
+            names: of the fields to count; by default those that are ``counted``.
+
         Raises:
             QueryError: ``query`` is no query.
+            ConfigError: there is no such field.
         """
-        parsed = parse_query(query)
+        fields = self.fields()
+        parsed = self._parsed(query, fields)
+        chosen = [name for name, own in FIELDS.items() if own.counted] if names is None else names
+        counted = [named_field(name, fields, "facets") for name in chosen]
 
         def read() -> dict[str, Any]:
-            self._count_changes()
-            return self._facets.count(self._keys(parsed))
+            self._count_changes(counted)
+            return self._facets.count(self._keys(parsed), chosen)
 
         return self._read(parsed, read)
 
@@ -233,16 +270,16 @@ class RunIndex(Closing):
         """Whole columns by name, a row a trajectory; those of lists hold lists.
 
         Raises:
-            ConfigError: there is no such column.
+            ConfigError: there is no such field.
         """
-        for name in names:
-            _assert_column(name, "columns")
-
-        rows = self._rows(f"SELECT {', '.join(names)} FROM trajectories ORDER BY key")
+        fields = self.fields()
+        asked = [named_field(name, fields, "columns") for name in names]
+        columns = ", ".join(field.column for field in asked)
+        rows = self._rows(f"SELECT {columns} FROM trajectories ORDER BY key")
         found = list(zip(*rows, strict=True)) or [()] * len(names)
         return {
-            name: [split(text) for text in own] if _KINDS[name] == "list" else list(own)
-            for name, own in zip(names, found, strict=True)
+            field.name: list(map(split, own)) if field.kind == "list" else list(own)
+            for field, own in zip(asked, found, strict=True)
         }
 
     def file_of(self, trajectory_id: str) -> Path | None:
@@ -273,7 +310,9 @@ class RunIndex(Closing):
             if (self._database.opened, now) == self._taken:
                 return 0
             growth = Growth(self._run, now, self._database.writer)
-            changed = growth.take()
+            # in memory both connections share their pages, and a new column locks them
+            with self._reading if self.place == MEMORY else nullcontext():
+                changed = growth.take()
             self._taken = (self._database.opened, now)
         if growth.removed:
             self._search.forget()
@@ -294,6 +333,11 @@ class RunIndex(Closing):
             )
         with os_refusals(f"{self._run.root} cannot be listed"):
             return self._listing.snapshot()
+
+    def _parsed(self, query: str, fields: Mapping[str, Field]) -> Query:
+        """A query; of a run without trajectories one that names what no run declares is one too."""
+        is_empty = not self._rows("SELECT 1 FROM trajectories LIMIT 1")
+        return parse_query(query, None if is_empty else fields)
 
     def _read(self, parsed: Query, read: Callable[[], Result]) -> Result:
         """Does ``read`` once the reader's ``text_match`` holds what the query searches for."""
@@ -373,16 +417,18 @@ class RunIndex(Closing):
         (found,) = self._database.reader.execute(sql, parsed.parameters).fetchone()
         return np.fromstring(found or "", dtype=np.int64, sep=",")
 
-    def _count_changes(self) -> None:
-        """Brings the counted columns to what the index has."""
+    def _count_changes(self, fields: Sequence[Field]) -> None:
+        """Brings the counted fields, these among them, to what the index has."""
         run = self._database.reader
         counters = dict(run.execute("SELECT name, value FROM counters"))
         opened, removals, change = self._counted
-        if (opened, removals) != (self._database.opened, counters["removals"]):
-            self._facets = FacetColumns()
+        asked = {**self._facets.fields, **{field.name: field for field in fields}}
+        is_old = (opened, removals) != (self._database.opened, counters["removals"])
+        if is_old or len(asked) > len(self._facets.fields):
+            self._facets = FacetColumns(asked.values())
             change = 0
         if change < counters["change"]:
-            names = ", ".join(("key", *FacetColumns.COLUMNS))
+            names = ", ".join(["key", *(field.column for field in self._facets.fields.values())])
             sql = f"SELECT {names} FROM trajectories WHERE change > ?"
             found = run.execute(sql, (change,))
             while rows := found.fetchmany(_ROWS_AT_ONCE):
@@ -391,35 +437,25 @@ class RunIndex(Closing):
         self._counted = (self._database.opened, counters["removals"], counters["change"])
 
 
-def _order(sort: str, *, by_index: bool = False) -> str:
+def _order(sort: str, fields: Mapping[str, Field], *, by_index: bool = False) -> str:
     """``ORDER BY``'s terms.
 
     Raises:
-        ConfigError: there is no such column.
+        ConfigError: there is no such field.
     """
     terms = []
     plain = "" if by_index else "+"
     for part in sort.split(",") if sort else ():
-        name = part.removeprefix("-")
-        _assert_column(name, "sort")
+        field = named_field(part.removeprefix("-"), fields, "sort")
         # what has no value comes last in both directions
-        last = " NULLS LAST" if name in NULLABLE and part == name else ""
-        terms.append(f"{plain}{name} DESC" if part != name else f"{plain}{name}{last}")
-    return ", ".join([*terms, "key DESC" if sort.startswith("-") else "key"])
+        last = " NULLS LAST" if field.nullable and part == field.name else ""
+        terms.append(f"{plain}{field.column}{' DESC' if part != field.name else last}")
+    return ", ".join([*terms, "key DESC" if sort.rpartition(",")[2].startswith("-") else "key"])
 
 
-def _assert_column(name: str, what: str) -> None:
-    if name not in _KINDS:
-        raise ConfigError(
-            f"{what} must name columns, got {name!r}"
-            f"{did_you_mean(name, _KINDS, 'columns are ' + ', '.join(_KINDS))}"
-        )
-
-
-def _shown(row: Sequence[Any]) -> dict[str, Any]:
-    shown = dict(zip(_SHOWN, row, strict=True))
-    for name, kind in _KINDS.items():
-        if kind == "list":
-            shown[name] = split(shown[name])
-    shown["rewards"] = from_json(shown["rewards"])
-    return shown
+def _shown(fields: Mapping[str, Field], row: Sequence[Any]) -> dict[str, Any]:
+    return {
+        name: split(value) if field.kind == "list" else value
+        for (name, field), value in zip(fields.items(), row, strict=True)
+        if value is not None or name in FIELDS
+    }

@@ -1,15 +1,13 @@
-"""Index sources: which files a run has, and what the index takes from them.
-
-A row is a tuple of the values of ``columns.COLUMNS``, in that order.
-"""
+"""Index sources: which files a run has, and what the index takes from them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Set
+import sys
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,18 +15,37 @@ import pyarrow.compute as pc
 from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
 from agentrl.store import RunDirectory
+from agentrl.store.annotations.annotation import StoredAnnotation, stored_annotation
 from agentrl.store.disk import stamps_of
-from agentrl.store.json_text import from_json, to_json
+from agentrl.store.json_text import from_json
 from agentrl.store.jsonl import DamageList, JsonFollower
 from agentrl.store.shard_folders import ShardFolders
 from agentrl.store.step_files import frame_of
 from agentrl.store.trajectories.columns import COLUMNS as STORED
 from agentrl.store.trajectories.columns import chosen
 from agentrl.store.trajectories.files import read_columns
-from agentrl.viewer.index.columns import COLUMNS, NULLABLE, SEPARATOR, joined
+from agentrl.viewer.index.fields import FIELDS, SEPARATOR, Field, found_name, joined
 from agentrl.viewer.notes import NoteBook
 
-Row = tuple[Any, ...]
+_T = TypeVar("_T")
+_MOST = sys.float_info.max
+KEPT = tuple(field for field in FIELDS.values() if field.stored)
+"""The fields that shards have."""
+_NUMBERS = {"reward": "rewards", "error": "errors", "info": "info_numbers"}
+"""The columns with numbers that runs name, by the kind of ``FOUND``."""
+_COLUMNS = tuple(dict.fromkeys([*(field.stored for field in KEPT), *_NUMBERS.values()]))
+
+
+class Row(NamedTuple):
+    """A trajectory of a file.
+
+    Args:
+        values: of ``KEPT``, in that order.
+        numbers: by the name of their field; the same object for many rows.
+    """
+
+    values: tuple[Any, ...]
+    numbers: Mapping[str, float]
 
 
 class Appended(NamedTuple):
@@ -46,15 +63,25 @@ class Appended(NamedTuple):
 
     def rows(self) -> tuple[list[Row], str]:
         """Those that are rows of the index, and what could not be read, these included."""
-        rows = []
+        return self._read(row_of)
+
+    def annotations(self) -> tuple[list[StoredAnnotation], str]:
+        """Those that are annotations, without their arrays, and what could not be read."""
+        return self._read(lambda record: stored_annotation(record, {}))
+
+    def _read(self, read: Callable[[dict[str, Any]], _T]) -> tuple[list[_T], str]:
+        found = []
         damage = [self.damage] * bool(self.damage)
         for record in self.records:
             try:
                 frame_of("it", record)
-                rows.append(row_of(record))
-            except (StoreError, ValueError, TypeError, AttributeError, OverflowError) as error:
+                found.append(read(record))
+            except (
+                *(StoreError, ValueError, TypeError, AttributeError, OverflowError),
+                KeyError,
+            ) as error:
                 damage.append(f"trajectory {str(record.get('id'))[:200]!r}: {error}")
-        return rows, "; ".join(damage)
+        return found, "; ".join(damage)
 
 
 def shard_rows(path: Path) -> list[Row]:
@@ -63,35 +90,65 @@ def shard_rows(path: Path) -> list[Row]:
     Raises:
         StoreError: the file is no shard.
     """
-    table = read_columns(path, tuple(COLUMNS))
+    table = read_columns(path, _COLUMNS)
     try:
-        columns = [_values(name, table[name]) for name in COLUMNS]
+        columns = [_values(field, table[field.stored]) for field in KEPT]
+        texts = (table[name].to_pylist() for name in _NUMBERS.values())
+        numbers = [_numbers(*own) for own in zip(*texts, strict=True)]
     except (ValueError, AttributeError, OverflowError, pa.ArrowException) as error:
         raise StoreError(f"{path} cannot be read as a shard: {error}") from error
-    return list(zip(*columns, strict=True))
+    return list(map(Row, zip(*columns, strict=True), numbers))
 
 
-def _values(name: str, column: pa.ChunkedArray) -> list[Any]:
+def _values(field: Field, column: pa.ChunkedArray) -> list[Any]:
+    if field.name == "error":
+        return list(map(_kinds, column.to_pylist()))
     if pa.types.is_list(column.type):
         text = pc.binary_join(column.combine_chunks(), SEPARATOR)
         around = pc.binary_join_element_wise(SEPARATOR, text, SEPARATOR, "")
         column = pc.if_else(pc.equal(pc.fill_null(text, ""), ""), "", around)
-    if column.null_count and name not in NULLABLE:
-        raise ValueError(f"its column {name!r} has a null")
+    if column.null_count and not field.nullable:
+        raise ValueError(f"its column {field.stored!r} has a null")
     values: list[Any] = column.to_pylist()
-    return [_numbers_alone(value) for value in values] if name == "rewards" else values
+    return values
 
 
-def _numbers_alone(rewards: str) -> str:
-    """Reward parts as SQLite compares them: a NaN, which the store marks, is no number."""
-    if rewards == "{}":
-        return "{}"
-    kept = {
-        name: part
-        for name, part in from_json(rewards).items()
-        if isinstance(part, int | float) and math.isfinite(part)
+@lru_cache(4096)
+def _kinds(errors: str | None) -> str | None:
+    return errors and encodable(joined(from_json(errors)))
+
+
+def _numbers(*texts: str | None) -> Mapping[str, float]:
+    """The numbers in the JSON of ``_NUMBERS``, by the name of their field."""
+    # many trajectories have equal ones, where they are short
+    is_short = sum(len(text) for text in texts if text) < 1000
+    return (_parsed if is_short else _parsed.__wrapped__)(*texts)
+
+
+@lru_cache(4096)
+def _parsed(*texts: str | None) -> Mapping[str, float]:
+    return {
+        name: number
+        for kind, text in zip(_NUMBERS, texts, strict=True)
+        if text and text != "{}"
+        for name, number in numbers_of(kind, from_json(text)).items()
     }
-    return to_json(kept)
+
+
+def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the values that are finite numbers, by the name of their field.
+
+    Args:
+        kind: one of ``FOUND``.
+        values: JSON by name.
+    """
+    return {
+        field: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float)
+        and abs(value) <= _MOST
+        and (field := found_name(kind, name))
+    }
 
 
 def row_of(record: Mapping[str, Any]) -> Row:
@@ -103,18 +160,22 @@ def row_of(record: Mapping[str, Any]) -> Row:
     """
     if not record.get("id"):
         raise ValueError("a trajectory needs an id")
+    own = chosen(record, _COLUMNS)
     values = []
-    for name, value in chosen(record, COLUMNS).items():
+    for field in KEPT:
+        value = own[field.stored]
         if value is None:
-            if name not in NULLABLE:
-                raise ValueError(f"its column {name!r} is null")
-        elif COLUMNS[name] == "list":
+            if not field.nullable:
+                raise ValueError(f"its column {field.stored!r} is null")
+        elif field.name == "error":
+            value = _kinds(value)
+        elif field.kind == "list":
             value = encodable(joined(value))
         else:
             value = encodable(value) if isinstance(value, str) else value
-            value = pa.scalar(value, STORED[name].type).as_py()
-        values.append(_numbers_alone(value) if name == "rewards" else value)
-    return tuple(values)
+            value = pa.scalar(value, STORED[field.stored].type).as_py()
+        values.append(value)
+    return Row(tuple(values), _numbers(*(own[name] for name in _NUMBERS.values())))
 
 
 def appended(path: Path, offset: int) -> Appended:
@@ -185,6 +246,9 @@ class Snapshot:
 
     live: Files
     sealed: Files
+    live_annotations: Files
+    sealed_annotations: Files
+    resumes: Files
     notes: Files
     ledger: FileState | None
 
@@ -198,12 +262,10 @@ class Listing:
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._folders = ShardFolders(run.sealed_folder)
-        self._sealed: Files = {}
-        # One look in _WHOLE_EVERY asks every folder of a step, the others the newest alone: an
-        # older step is hardly ever written again.
-        self._looks = 0
-        self._live_before: Set[str] = frozenset()
+        self._trajectories = _Kind(run.root, run.live_folder, run.sealed_folder)
+        self._annotations = _Kind(
+            run.root, run.live_annotations_folder, run.sealed_annotations_folder
+        )
 
     def snapshot(self) -> Snapshot:
         """The files now.
@@ -211,29 +273,56 @@ class Listing:
         Raises:
             OSError: a folder cannot be read.
         """
+        root = self._run.root
+        # What is annotated was stored before: an annotation never comes before its trajectory.
+        resumes = _states(root, [self._run.resumes_path])
+        annotations = self._annotations.look()
+        trajectories = self._trajectories.look()
+        notes = _states(root, self._run.notes_folder.glob("*.jsonl"))
+        ledger = _states(root, [self._run.ledger_path])
+        return Snapshot(
+            *trajectories, *annotations, resumes, notes, next(iter(ledger.values()), None)
+        )
+
+
+class _Kind:
+    """The live files and the shards of one kind."""
+
+    def __init__(self, root: Path, live: Path, sealed: Path) -> None:
+        self._root = root
+        self._live = live
+        self._folders = ShardFolders(sealed)
+        self._sealed: Files = {}
+        # One look in _WHOLE_EVERY asks every folder of a step, the others the newest alone: an
+        # older step is hardly ever written again.
+        self._looks = 0
+        self._live_before: Set[str] = frozenset()
+
+    def look(self) -> tuple[Files, Files]:
+        """Those that are live, and those that are sealed."""
         # live before sealed: what is sealed meanwhile is then seen twice, never missed
-        live = self._states(self._run.live_folder.glob("step=*/*.jsonl"))
+        live = _states(self._root, self._live.glob("step=*/*.jsonl"))
         sealed_some = not self._live_before <= live.keys()
         self._live_before = live.keys()
         whole = sealed_some or self._looks % _WHOLE_EVERY == 0
         self._looks += 1
         added, gone = self._folders.look(None if whole else _NEWEST_STEPS)
         if added or gone:
-            left = {self._name(path) for path in gone}
+            left = {_name(self._root, path) for path in gone}
             kept = {name: state for name, state in self._sealed.items() if name not in left}
-            self._sealed = kept | self._states(added)
-        notes = self._states(self._run.notes_folder.glob("*.jsonl"))
-        ledger = self._states([self._run.ledger_path])
-        return Snapshot(live, self._sealed, notes, next(iter(ledger.values()), None))
+            self._sealed = kept | _states(self._root, added)
+        return live, self._sealed
 
-    def _states(self, paths: Iterable[Path]) -> dict[str, FileState]:
-        """Those of the files that are still there, sorted by path."""
-        return {
-            self._name(path): FileState(stamp.size, stamp.modified_ns)
-            for path, stamp in stamps_of(paths).items()
-            # else it was sealed or removed meanwhile
-            if stamp is not None and not path.name.startswith(".")
-        }
 
-    def _name(self, path: Path) -> str:
-        return str(path.relative_to(self._run.root))
+def _states(root: Path, paths: Iterable[Path]) -> dict[str, FileState]:
+    """Those of the files that are still there, sorted by path."""
+    return {
+        _name(root, path): FileState(stamp.size, stamp.modified_ns)
+        for path, stamp in stamps_of(paths).items()
+        # else it was sealed or removed meanwhile
+        if stamp is not None and not path.name.startswith(".")
+    }
+
+
+def _name(root: Path, path: Path) -> str:
+    return str(path.relative_to(root))

@@ -65,7 +65,7 @@ def group(
     query += "" if stage is None else f" {term('stage', stage)}"
     query += "" if label is None else f" {term('label', label)}"
     query += "" if step is None else f" step:{step}"
-    rows = run.index().page(query, "rollout_index,attempt", limit=_MOST_SIBLINGS).rows
+    rows = run.index().page(query, "rollout,attempt", limit=_MOST_SIBLINGS).rows
     if label is None:
         # an evaluation counts its groups from 0 as training does
         labels = {row["label"] for row in rows}
@@ -179,7 +179,7 @@ def tasks_view(
     solving = " ".join(f"({one})" for one in (asked[1], solved) if one.strip())
     sides = []
     for one in (asked[0], solving) if new else ():
-        places = [place for place in index.places(one, "step") if place.task_id in new]
+        places = [place for place in index.places(one, "step") if place.task in new]
         sides.append(read_episodes(run.directory, run.reader, places[:_MOST_EPISODES]))
     for task_id, told in new_calls(*sides).items() if new else ():
         new[task_id] |= dict(zip(("id", "calls", "new_calls"), told, strict=True))

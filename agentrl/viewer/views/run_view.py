@@ -21,6 +21,7 @@ from agentrl.viewer.analysis.findings import (
     dropped_link,
     findings,
 )
+from agentrl.viewer.index.fields import TEXTS, Field
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import blame_of_step
 from agentrl.viewer.views.settings_view import stages_in
@@ -93,6 +94,27 @@ def run_view(run: OpenRun) -> dict[str, Any]:
     }
 
 
+_TOLD = ("name", "kind", "unit", "help", "listed", "counted")
+
+
+def fields_view(run: OpenRun) -> dict[str, Any]:
+    """The fields of a run's trajectories, by name; ``kind`` of a text that a list alone shows is
+    ``long``.
+
+    Args:
+        run: the run, under its lock.
+    """
+    declared = run.reader.columns()
+    found = []
+    for name, field in run.index().fields().items():
+        own = declared.get(name.removeprefix("annotation.")) if "." in name else None
+        told = {"unit": own.unit, "help": own.help} if own is not None else {}
+        found.append({**{key: getattr(field, key) for key in _TOLD}, **told})
+    texts = (Field(name, "text", "Its beginning.") for name in TEXTS)
+    found += [{**{key: getattr(field, key) for key in _TOLD}, "kind": "long"} for field in texts]
+    return {"fields": found}
+
+
 def last_time(run: OpenRun) -> float | None:
     """When the run wrote last, in seconds since the epoch."""
     own = run.directory
@@ -156,7 +178,7 @@ def overview(run: OpenRun) -> dict[str, Any]:
         "kept": kept_of_run(run),
         "dropped": [
             {"reason": reason, "count": count, "link": dropped_link(reason)}
-            for reason, count in run.index().facets()["columns"].get("drop_reason", [])
+            for reason, count in run.index().facets(names=["drop"])["columns"]["drop"]
             if reason
         ],
         "headlines": [name for name in _HEADLINES if name in run.metrics.names()],

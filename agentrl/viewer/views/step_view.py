@@ -23,7 +23,7 @@ from agentrl.viewer.views.comparisons import Index, kept_of_step
 _MOST_EPISODES = 5000
 _MOST_PARTS = 100_000
 _SHOWN = (
-    *("id", "rollout_index", "attempt", "purpose", "status", "reward", "step", "trained_step"),
+    *("id", "rollout", "attempt", "purpose", "status", "reward", "step", "trained_step"),
     *("policy_version_min", "policy_version_max"),
 )
 
@@ -108,11 +108,7 @@ def _parts(run: OpenRun, rows: Sequence[dict[str, Any]]) -> tuple[dict[str, list
     """
     keys = {(row["id"], row["recorded_at"]): row for row in rows}
     known = {key: run.parts[key] for key in keys if key in run.parts}
-    missing = [
-        Place(key[0], row["step"], key[1], row["task_id"])
-        for key, row in keys.items()
-        if key not in known
-    ]
+    missing = [Place(key[0], row["step"], key[1]) for key, row in keys.items() if key not in known]
     fault = ""
     try:
         for stored in stored_rows(run.directory, run.reader, missing, ("timings", "turns")):
@@ -146,7 +142,7 @@ def _groups(
         drawn = {n: [p for p in own if p.end - p.start > least] for n, own in drawn.items()}
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for row in rows:
-        key = (row["stage"], row["label"], row["group_index"])
+        key = (row["stage"], row["label"], row["group"])
         groups.setdefault(key, []).append(row)
     found = []
     for (stage, label, index), own in groups.items():
@@ -160,11 +156,11 @@ def _groups(
             {
                 "stage": stage,
                 "label": label,
-                "group_index": index,
-                "task_id": own[0]["task_id"],
+                "group": index,
+                "task": own[0]["task"],
                 "step": own[0]["step"],
                 "no_spread": not label and len(rewards) > 1 and len(set(rewards)) == 1,
-                "drop_reason": next((row["drop_reason"] for row in own if row["drop_reason"]), ""),
+                "drop": next((row["drop"] for row in own if row["drop"]), ""),
                 "span_s": _group_s(own),
                 "episodes": [
                     {

@@ -13,8 +13,8 @@ from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import JSON_COLUMNS, StoredRow
 from agentrl.viewer.wire import finite
 
-_WITHIN_STEP = "stage,label,group_index,rollout_index,attempt"
-_BEFORE = "-step,-stage,-label,-group_index,-rollout_index,-attempt"
+_WITHIN_STEP = "stage,label,group,rollout,attempt"
+_BEFORE = "-step,-stage,-label,-group,-rollout,-attempt"
 _AFTER = f"step,{_WITHIN_STEP}"
 
 
@@ -41,7 +41,7 @@ def neighbours(index: RunIndex, columns: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "previous": before,
         "next": after,
-        "siblings": index.ids(group, "rollout_index,attempt"),
+        "siblings": index.ids(group, "rollout,attempt"),
         "same_task_previous": task_before,
         "same_task_next": task_after,
     }

@@ -176,8 +176,8 @@ def test_rows_are_walked_sorted_and_opened_by_keys(
     assert active(page) == "10-0-0"
     assert page.locator("[role=grid]").get_attribute("aria-rowcount") == "49"
 
-    page.get_by_role("button", name="Reward", exact=True).click()
-    expect(page.get_by_role("columnheader", name="Reward")).to_have_attribute(
+    page.get_by_role("button", name="reward", exact=True).click()
+    expect(page.get_by_role("columnheader", name="reward")).to_have_attribute(
         "aria-sort", "descending"
     )
     assert "sort=-reward" in page.url
@@ -218,6 +218,32 @@ def test_facets_and_histograms_narrow_the_list(
     expect(page.get_by_text("48 found", exact=True)).to_be_visible()
     page.go_back()
     expect(page.get_by_text("24 found", exact=True)).to_be_visible()
+
+
+def test_columns_are_chosen_and_kept_in_the_address(
+    viewer: Address, open_page: Open, key_of: Keys
+) -> None:
+    page = open_page(viewer, f"#/run/{key_of('sums')}/trajectories")
+    add = page.get_by_label("Add a column")
+    expect(page.locator("#known-columns option[value=final]")).to_be_attached()
+    for name in ("final", "version", "reward.correct"):
+        if page.locator(f"#known-columns option[value='{name}']").count():
+            add.fill(name)
+            expect(page.get_by_role("columnheader", name=name, exact=True)).to_be_visible()
+    assert "columns=" in page.url
+    page.get_by_role("button", name="version", exact=True).click()
+    header = page.get_by_role("columnheader", name="version", exact=True)
+    expect(header).to_have_attribute("aria-sort", "descending")
+    page.reload()
+    expect(header).to_have_attribute("aria-sort", "descending")
+    page.get_by_label("Without the column step").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("columnheader", name="step", exact=True)).to_have_count(0)
+    place = page.get_by_role("columnheader").evaluate_all(
+        "all => all.findIndex((one) => one.textContent.startsWith('final'))"
+    )
+    cell = page.locator(".grid-body [role=row]").first.locator("[role=gridcell]").nth(place)
+    expect(cell).to_contain_text(re.compile(r"\S{2}"))
 
 
 def test_a_group_is_read_by_keys(viewer: Address, open_page: Open, key_of: Keys) -> None:

@@ -109,7 +109,7 @@ def test_what_a_run_says_is_text(
     hrefs = page.eval_on_selector_all(
         "a[href]", "all => all.map((one) => one.getAttribute('href'))"
     )
-    assert all(href.startswith("#/") for href in hrefs if href != "#main")
+    assert all(href.startswith("#/") for href in hrefs if href != "#main"), hrefs
 
 
 def test_what_a_task_is_called_is_text(viewer: Address, open_page: Open, key_of: Keys) -> None:

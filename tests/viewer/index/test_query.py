@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.viewer.index import QueryError, parse_query, quoted
-from agentrl.viewer.index.columns import COLUMNS, JOINED, joined
+from agentrl.viewer.index.fields import FIELDS, Field, found_field, in_sql, joined
 
 Rows = dict[str, dict[str, Any]]
 
@@ -21,12 +21,12 @@ ROWS: Rows = {
         "stage": "rl",
         "status": "terminated",
         "reward": 1.0,
-        "rewards": '{"correct":1.0,"the \\"form\\"":0.5}',
+        "reward.correct": 1.0,
         "step": 10,
-        "num_tool_errors": 0,
-        "num_tokens": 12_000,
-        "tools": joined(["python", "search"]),
-        "labels": joined(["nice find"]),
+        "tool_errors": 0,
+        "tokens": 12_000,
+        "tool": joined(["python", "search"]),
+        "note": joined(["nice find"]),
         "label": "",
     },
     "bad": {
@@ -34,44 +34,57 @@ ROWS: Rows = {
         "stage": "rl",
         "status": "truncated",
         "reward": 0.0,
-        "rewards": '{"correct":0.0}',
+        "reward.correct": 0.0,
+        "version": 5,
+        "staleness": 2,
+        "error": joined(["timeout"]),
         "step": 11,
-        "num_tool_errors": 3,
-        "num_tokens": 500,
-        "tools": joined(["python"]),
+        "tool_errors": 3,
+        "tokens": 500,
+        "tool": joined(["python"]),
         "label": "code/before/greedy",
     },
     "lost": {
         "env": "maths",
         "stage": "sft",
         "status": "failed",
-        "status_reason": "engine",
+        "reason": "engine",
         "reward": None,
         "step": 20,
         "label": "it's [odd]?",
-        "drop_reason": "stale",
+        "drop": "stale",
     },
 }
+
+
+def fields_of(*found: str) -> dict[str, Field]:
+    """The fields of a run that names these itself."""
+    own = [field for name in found if (field := found_field(name)) is not None]
+    return {**FIELDS, **{field.name: field for field in own}}
 
 
 @pytest.fixture
 def matching() -> Callable[[str], list[str]]:
     """The names of ``ROWS`` that a query holds for, asked of SQLite."""
     database = sqlite3.connect(":memory:")
-    kinds = {**COLUMNS, **JOINED}
-    database.execute(f"CREATE TABLE trajectories (key INTEGER PRIMARY KEY, {', '.join(kinds)})")
+    fields = fields_of("reward.correct", "reward.none")
+    columns = ", ".join(map(in_sql, fields))
+    database.execute(f"CREATE TABLE trajectories (key INTEGER PRIMARY KEY, {columns})")
     database.execute("CREATE TABLE text_match (needle, trajectory)")
     database.execute("INSERT INTO text_match VALUES ('No such file', 2)")
-    empty = {name: 0 if kind in ("integer", "real") else "" for name, kind in kinds.items()}
+    empty = {
+        name: None if own.nullable else 0 if own.is_number else "" for name, own in fields.items()
+    }
     for name, own in ROWS.items():
-        row = {**empty, "rewards": "{}", "id": name, **own}
+        row = {**empty, "id": name, **own}
         database.execute(
-            f"INSERT INTO trajectories ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
+            f"INSERT INTO trajectories ({', '.join(map(in_sql, row))}) "
+            f"VALUES ({', '.join('?' * len(row))})",
             tuple(row.values()),
         )
 
     def ask(text: str) -> list[str]:
-        query = parse_query(text)
+        query = parse_query(text, fields)
         sql = f"SELECT id FROM trajectories WHERE {query.sql} ORDER BY key"
         return [name for (name,) in database.execute(sql, query.parameters)]
 
@@ -102,7 +115,11 @@ def matching() -> Callable[[str], list[str]]:
         ("tokens>=12k", ["good"]),
         ("tool_errors>=2", ["bad"]),
         ("reward.correct:0.5..1", ["good"]),
-        ("reward.missing>0", []),
+        ("reward.none:any", []),
+        ("version<=6", ["bad"]),
+        ("staleness>=2", ["bad"]),
+        ("staleness:none", ["good", "lost"]),
+        ("error:timeout", ["bad"]),
         ("label:code/*", ["bad"]),
         ('label:"it\'s [odd]?"', ["lost"]),
         ("label:it's*[odd]*", ["lost"]),
@@ -129,6 +146,14 @@ def test_a_query_holds_for(
         ("env:code rewrd<1", 10, "rewrd<1", "did you mean 'reward'?"),
         ("status:terminatd", 8, "terminatd", "did you mean 'terminated'?"),
         ("step:ten", 6, "ten", "step:10..20"),
+        # one name each
+        ("num_tokens>5", 1, "num_tokens>5", "did you mean 'tokens'?"),
+        ("status_reason:x", 1, "status_reason:x", "did you mean 'reason'?"),
+        ("info.retok_frac>0", 1, "info.retok_frac>0", "did you mean 'retok_frac'?"),
+        ("annotation.credit>0", 1, "annotation.credit", "did you mean 'credit'?"),
+        ("error:timout", 7, "timout", "did you mean 'timeout'?"),
+        ("reward.corect>0", 1, "reward.corect>0", "did you mean 'reward.correct'?"),
+        ("prompt:x", 1, "prompt:x", "text:WORD"),
         ("(env:code", 1, "(", "add ')'"),
         ("env:code)", 9, ")", "remove it"),
         ("env:code or", 12, "", "such as"),
@@ -148,7 +173,7 @@ def test_a_query_that_is_none_says_where_and_what(
     query: str, position: int, found: str, remedy: str
 ) -> None:
     with pytest.raises(QueryError) as caught:
-        parse_query(query)
+        parse_query(query, fields_of("reward.correct"))
     error = caught.value
     assert error.position == position
     assert error.found.startswith(found[:10])
@@ -158,7 +183,7 @@ def test_a_query_that_is_none_says_where_and_what(
 @given(st.text(max_size=60))
 def test_any_text_is_a_query_that_sqlite_takes_or_an_error(text: str) -> None:
     database = sqlite3.connect(":memory:")
-    database.execute(f"CREATE TABLE trajectories (key, {', '.join({**COLUMNS, **JOINED})})")
+    database.execute(f"CREATE TABLE trajectories (key, {', '.join(map(in_sql, FIELDS))})")
     database.execute("CREATE TABLE text_match (needle, trajectory)")
     try:
         query = parse_query(text)
@@ -172,4 +197,4 @@ def test_any_text_is_a_query_that_sqlite_takes_or_an_error(text: str) -> None:
 def test_any_value_can_be_quoted_and_is_a_parameter(value: str) -> None:
     query = parse_query(f"task:{quoted(value)}")
     assert query.parameters == (value,)
-    assert query.sql == "(task_id = ?)"
+    assert query.sql == '("task" = ?)'

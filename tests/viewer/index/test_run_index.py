@@ -31,9 +31,9 @@ def test_a_live_trajectory_is_found_as_soon_as_it_reached_its_file(
         writer.write(make(2), step=3)
         writer.flush()
         assert index.refresh() == 1
-        assert index.ids("step:3", "group_index") == ["1-0-0", "2-0-0"]
+        assert index.ids("step:3", "group") == ["1-0-0", "2-0-0"]
     index.refresh()  # sealed now
-    assert index.ids("step:3", "group_index") == ["1-0-0", "2-0-0"]
+    assert index.ids("step:3", "group") == ["1-0-0", "2-0-0"]
     assert index.refresh() == 0
 
 
@@ -107,7 +107,7 @@ def test_rows_have_what_the_ledger_and_notes_say(
     assert index.refresh() == 2
     assert index.ids("trained_step:5") == ["1-0-1"]
     assert index.ids("drop:stale") == ["2-0-1"]
-    assert index.page("note:odd").rows[0]["labels"] == ["keep", "odd"]
+    assert index.page("note:odd").rows[0]["note"] == ["keep", "odd"]
     notes.delete(note.id)
     with run.ledger_path.open("a") as file:
         file.write(
@@ -198,7 +198,7 @@ def test_text_is_found_live_and_sealed(
             writer.seal(1)
         writer.flush()
         index.refresh()
-        assert index.ids(needle, "group_index") == found
+        assert index.ids(needle, "group") == found
 
 
 def test_a_search_that_names_the_turns_keys_parses_none_of_them(
@@ -227,8 +227,8 @@ def test_lists_are_sorted_by_an_index_once_the_first_rows_are_there(
         writer.write(make(1), step=1)
     index.refresh()
     with sqlite3.connect(index.place) as database:
-        for name in ("status", "ended_at", "num_tool_errors", "drop_reason", "step", "reward"):
-            sql = f"EXPLAIN QUERY PLAN SELECT key FROM trajectories ORDER BY {name} LIMIT 1"
+        for name in ("status", "ended_at", "tool_errors", "drop", "step", "reward"):
+            sql = f'EXPLAIN QUERY PLAN SELECT key FROM trajectories ORDER BY "{name}" LIMIT 1'
             ((*_, plan),) = database.execute(sql)
             assert f"by_{name}" in plan
         step = parse_query("step:1")  # as the neighbours of a trajectory ask
@@ -325,7 +325,7 @@ def test_a_shard_that_store_keep_shrank_is_listed_anew(
             writer.flush()
             index.refresh()
             assert len(index.ids("needle")) == [0, 2, 4, 5][step]
-    assert index.ids("needle", "group_index") == [f"{n}-0-0" for n in (3, 4, 5, 6, 7)]
+    assert index.ids("needle", "group") == [f"{n}-0-0" for n in (3, 4, 5, 6, 7)]
     assert index.ids('text:"needle 1"') == ["3-0-0"]
     assert index.damage() == []
     assert sum(count for _, count in index.facets()["columns"]["status"]) == 5

@@ -48,7 +48,7 @@ def sql(run: RunDirectory, make: Make, tmp_path: Path) -> Iterator[RunSql]:
         ("SELECT id, step, values_json ->> '$.credit' FROM annotations", [("1-0-0", 2, "0.25")]),
         ("SELECT step, \"reward/mean\" FROM metrics", [(1, 0.5), (2, None)]),
         ("SELECT event, fields FROM events", [("x", '{"other":[1]}')]),
-        ("SELECT labels, drop_reason, trained_step FROM trajectories LIMIT 1", [([], "", None)]),
+        ("SELECT note, \"drop\", trained_step FROM trajectories LIMIT 1", [([], "", None)]),
         ("WITH a AS (SELECT 1 AS x) SELECT x FROM a", [(1,)]),
     ],
 )  # fmt: skip
@@ -159,7 +159,7 @@ def test_a_damaged_shard_of_annotations_is_passed_over_and_named(
 def test_live_and_sealed_have_the_same_names(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
-        rows = sql.query("SELECT id, group_index, rollout_index FROM trajectories ORDER BY id").rows
+        rows = sql.query('SELECT id, "group", rollout FROM trajectories ORDER BY id').rows
         assert sorted(index.ids()) == [row[0] for row in rows]
         assert len(rows) > 2
         assert all(f"{group}-{rollout}-" in name for name, group, rollout in rows)

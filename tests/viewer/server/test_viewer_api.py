@@ -79,7 +79,7 @@ def test_a_list_is_a_page_of_all(client: Client) -> None:
     answer = client.of_run("/trajectories", sort="-step", offset=1, limit=2).json()
     assert answer["total"] == 12
     assert [row["step"] for row in answer["rows"]] == [3, 3]
-    assert {"id", "group_index", "rollout_index", "labels"} <= answer["rows"][0].keys()
+    assert {"id", "group", "rollout", "note"} <= answer["rows"][0].keys()
 
 
 @pytest.mark.parametrize("params", [{"offset": "-1"}, {"limit": "9999999"}, {"limit": "many"}])

@@ -64,7 +64,7 @@ def test_every_answer_about_it_is_plain_json(client: Client, hostile: str) -> No
 
 def test_its_task_is_found_by_its_own_name(client: Client, hostile: str) -> None:
     [row] = client.of_run("/trajectories", query="step:9").json()["rows"]
-    answer = client.of_run("/task", task_id=row["task_id"]).json()
+    answer = client.of_run("/task", task_id=row["task"]).json()
     assert [one["id"] for one in answer["rows"]] == [hostile]
 
 

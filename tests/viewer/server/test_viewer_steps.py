@@ -49,7 +49,7 @@ def test_a_step_has_its_groups_by_span_and_what_it_waited_for(made: TimedRun, as
     found = ask(1)
 
     assert (found["before"], found["after"], found["start"], found["placed"]) == (None, 2, T, True)
-    assert [(one["group_index"], one["no_spread"]) for one in found["groups"]] == [
+    assert [(one["group"], one["no_spread"]) for one in found["groups"]] == [
         (4, False),
         (3, True),
     ]

@@ -59,7 +59,7 @@ export function TokenDiff({ run, a, b }) {
   const other = useApi(ofRun(run, "tokens"), { id: b });
   const both = one.data && other.data && !one.loading && !other.loading;
   const sequences = useMemo(
-    () => (both ? [sequenceOf({ id: a, rollout_index: "a" }, one.data), sequenceOf({ id: `b ${b}`, rollout_index: "b" }, other.data)] : []),
+    () => (both ? [sequenceOf({ id: a, rollout: "a" }, one.data), sequenceOf({ id: `b ${b}`, rollout: "b" }, other.data)] : []),
     [both && one.data, both && other.data],
   );
   const state = useAlignment(sequences, 0);

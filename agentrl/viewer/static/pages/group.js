@@ -42,7 +42,7 @@ function Group({ run, id, group, params }) {
       <h1>Group ${id}</h1>
       ${[params.stage, params.label].filter(Boolean).map((text) => html`<span class="chip" key=${text}><${Name} text=${text} limit=${40} /></span>`)}
       <span class="muted">
-        task <a href=${taskLink(run, rows[0].task_id)}><${Name} text=${rows[0].task_id} limit=${60} /></a>,
+        task <a href=${taskLink(run, rows[0].task)}><${Name} text=${rows[0].task} limit=${60} /></a>,
         ${" "}${group.rows.length} rollouts${group.rows.length > MOST ? `, the first ${MOST} shown` : ""}
       </span>
       <${Signal} group=${group} />
@@ -58,7 +58,7 @@ function Group({ run, id, group, params }) {
 
 /** Whether the group taught anything. */
 function Signal({ group }) {
-  if (group.drop_reason) return html`<span class="chip warn">not trained: <${Name} text=${group.drop_reason} limit=${60} /></span>`;
+  if (group.drop) return html`<span class="chip warn">not trained: <${Name} text=${group.drop} limit=${60} /></span>`;
   if (group.zero_std) return html`<span class="chip warn">equal rewards: no signal</span>`;
   if (group.reward_mean === null || group.reward_mean === undefined) return null;
   return html`<span class="muted">reward ${number(group.reward_mean)} ± ${number(group.reward_std)}</span>`;
@@ -89,11 +89,11 @@ function Siblings({ run, rows, group, sequences, reference, alignment }) {
             <td><a href=${link("trajectory", { run, id: row.id })}><${Name} text=${row.id} limit=${60} /></a>${row.purpose === "baseline" && html` <span class="chip">greedy baseline</span>`}</td>
             <td><span class=${`chip ${statusClass(row.status)}`}>${row.status}</span></td>
             <td class="num"><span class=${rewardClass(row.reward)}>${number(row.reward)}</span></td>
-            <td><${RewardParts} rewards=${row.rewards} /></td>
+            <td><${RewardParts} row=${row} /></td>
             <td class="num"><${Advantages} of=${group.advantages[row.id] ?? {}} /></td>
-            <td class="num">${number(row.num_turns)}</td>
-            <td class="num">${count(row.num_tokens)}</td>
-            <td class="num">${number(row.num_tool_errors)}</td>
+            <td class="num">${number(row.turns)}</td>
+            <td class="num">${count(row.tokens)}</td>
+            <td class="num">${number(row.tool_errors)}</td>
             <td>${divergence(alignment, sequences, place, reference)}</td>
             <td>
               <button class="button" aria-pressed=${row.id === base} disabled=${place < 0} onClick=${() => refer(index)}>
@@ -106,7 +106,7 @@ function Siblings({ run, rows, group, sequences, reference, alignment }) {
     </table>
     ${!rows.some(({ id }) => Object.keys(group.advantages[id] ?? {}).length > 0) &&
     html`<p class="muted small">
-      No advantage is recorded: ${group.drop_reason ? "the group was not trained" : "a step that trains the group records it, with store.detail: tokens"}.
+      No advantage is recorded: ${group.drop ? "the group was not trained" : "a step that trains the group records it, with store.detail: tokens"}.
     </p>`}
   `;
 }
@@ -120,10 +120,10 @@ function Advantages({ of }) {
   )}</span>`;
 }
 
-function RewardParts({ rewards }) {
-  const parts = Object.entries(rewards ?? {});
+function RewardParts({ row }) {
+  const parts = Object.entries(row).filter(([name]) => name.startsWith("reward."));
   return html`<span class="pairs small">${parts.slice(0, 6).map(
-    ([name, value]) => html`<span key=${name}><span class="muted"><${Name} text=${name} limit=${30} /></span> ${number(value)}</span>`,
+    ([name, value]) => html`<span key=${name}><span class="muted"><${Name} text=${name.slice("reward.".length)} limit=${30} /></span> ${number(value)}</span>`,
   )}</span>`;
 }
 
@@ -143,7 +143,7 @@ function divergence(alignment, sequences, index, reference) {
 export function sequenceOf(row, tokens) {
   return {
     id: row.id,
-    label: `${row.rollout_index ?? ""} ${row.reward === null || row.reward === undefined ? "" : `reward ${number(row.reward)}`}`.trim(),
+    label: `${row.rollout ?? ""} ${row.reward === null || row.reward === undefined ? "" : `reward ${number(row.reward)}`}`.trim(),
     ids: decode(tokens.ids),
     kinds: decode(tokens.kinds),
     turn: decode(tokens.turn),

@@ -6,6 +6,7 @@ import { packed, unpacked } from "../lib/curves.js";
 import { ago, count, line, number, when } from "../lib/format.js";
 import { runFilter, sortedRuns, valueOf } from "../lib/run_filter.js";
 import { go, landing, link, offers, route, update } from "../lib/router.js";
+import { ColumnChoice, WithoutColumn } from "../ui/column_choice.js";
 import { useCursor } from "../ui/cursor.js";
 import { Name } from "../ui/name.js";
 import { Sparkline } from "../ui/sparkline.js";
@@ -83,7 +84,7 @@ function Runs({ runs, columns, sort, reload }) {
       <div class="end controls">
         <input class="field" type="search" data-search placeholder="words, step>10, tag:good" aria-label="Filter runs"
           aria-invalid=${Boolean(error)} aria-describedby="runs-error" value=${text} onInput=${filter} />
-        ${offers("tags") && html`<${ColumnChoice} columns=${columns} />`}
+        ${offers("tags") && html`<${RunColumnChoice} columns=${columns} />`}
         <button class="button" disabled=${marked.length < 2} onClick=${compare}>
           ${marked.length < 2 ? `Compare: mark 2 to ${MOST}` : `Compare ${marked.length}`}
         </button>
@@ -121,22 +122,16 @@ function Head({ name, title, isNumber, sort, onRemove }) {
   if (name === "sparkline" || name === "tags") return html`<th>${shown}</th>`;
   return html`<th class=${isNumber ? "num" : ""} aria-sort=${order}>
     <button class="plain" onClick=${() => update({ sort: next })}>${shown}${{ ascending: " ↑", descending: " ↓", none: "" }[order]}</button>
-    ${onRemove && html`${" "}<button class="plain muted" aria-label=${`Without the column ${line(title, 60)}`} onClick=${onRemove}>×</button>`}
+    ${onRemove && html`${" "}<${WithoutColumn} title=${title} onRemove=${onRemove} />`}
   </th>`;
 }
 
-/** A field that adds a column: any setting, entry of a record or metric of any run. */
-function ColumnChoice({ columns }) {
+/** Adds a column: any setting, entry of a record or metric of any run. */
+function RunColumnChoice({ columns }) {
   const [isAsked, setIsAsked] = useState(false);
   const { data } = useApi(isAsked ? "/api/columns" : "");
-  const known = data?.columns ?? [];
-  const add = ({ target }) => {
-    if (!known.includes(target.value)) return;
-    if (!columns.includes(target.value)) update({ columns: packed([...columns, target.value]) });
-    target.value = "";
-  };
-  return html`<input class="field" list="run-columns" placeholder="Add a column" aria-label="Add a column" onFocus=${() => setIsAsked(true)} onInput=${add} />
-    <datalist id="run-columns">${known.map((name) => html`<option key=${name} value=${name}></option>`)}</datalist>`;
+  const add = (name) => columns.includes(name) || update({ columns: packed([...columns, name]) });
+  return html`<${ColumnChoice} known=${data?.columns ?? []} onAdd=${add} onFocus=${() => setIsAsked(true)} />`;
 }
 
 function RunRow({ run, columns, active, marked, full, reload, onMark, onFocus }) {

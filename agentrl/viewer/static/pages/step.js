@@ -167,7 +167,7 @@ function lanesOf(run, { groups, phases, step_s: whole }, own) {
   const found = new Set();
   if (phases.length > 0) lanes.push({ key: "loop", head: html`<b>Training loop</b>`, parts: phases, said: said(phases, (name) => phaseOf(name)[0]) });
   for (const group of groups) {
-    const { stage, label, group_index: index, step } = group;
+    const { stage, label, group: index, step } = group;
     const href = link("group", { run, id: index, stage, label, step, ...own });
     lanes.push({ key: `group/${stage}/${label}/${index}`, href, group: href, head: html`<${GroupHead} group=${group} href=${href} />` });
     for (const episode of group.episodes) {
@@ -191,12 +191,12 @@ function said(parts, name) {
 
 function GroupHead({ group, href }) {
   return html`
-    <a href=${href}>group ${number(group.group_index)}</a>
+    <a href=${href}>group ${number(group.group)}</a>
     ${group.label && html`<span class="chip"><${Name} text=${group.label} limit=${40} /></span>`}
-    <span class="muted"><${Name} text=${group.task_id} limit=${40} /></span>
+    <span class="muted"><${Name} text=${group.task} limit=${40} /></span>
     ${group.span_s > 0 && html`<span class="muted">${duration(group.span_s)}</span>`}
     ${group.no_spread && html`<span class="chip warn" title="all rewards are equal: a comparison teaches nothing">no spread: no gradient</span>`}
-    ${group.drop_reason && !group.no_spread && html`<span class="chip warn">not trained: <${Name} text=${group.drop_reason} limit=${40} /></span>`}
+    ${group.drop && !group.no_spread && html`<span class="chip warn">not trained: <${Name} text=${group.drop} limit=${40} /></span>`}
   `;
 }
 

@@ -18,9 +18,9 @@ const ROWS = 500;
 /** What the charts show: the name of a series and its title. */
 const CHARTS = [
   ["reward", "Reward"],
-  ["num_policy_tokens", "Policy tokens"],
-  ["num_turns", "Turns"],
-  ["num_tool_errors", "Tool errors"],
+  ["policy_tokens", "Policy tokens"],
+  ["turns", "Turns"],
+  ["tool_errors", "Tool errors"],
 ];
 
 /** The page of a task; `id` is its id, `a` and `b` in the query the episodes of the diff. */
@@ -55,7 +55,7 @@ function Course({ run, data, params }) {
     return CHARTS.map(([name, title]) => ({ title, lines: linesOf(name) })).filter(({ lines }) => lines.length > 0);
   }, [ways]);
   const open = (index) => {
-    const row = rows.find((one) => one.stage === stage && one.policy_version_max === version[index]);
+    const row = rows.find((one) => one.stage === stage && one.newest_version === version[index]);
     if (row) update({ b: row.id });
   };
   return html`
@@ -115,14 +115,14 @@ function Episodes({ run, several, rows, total, a, b }) {
               </td>
               ${several && html`<td><${Name} text=${row.stage} limit=${30} /></td>`}
               <td><${Name} text=${row.way} limit=${40} /></td>
-              <td class="num">${number(row.policy_version_max)}</td>
+              <td class="num">${number(row.newest_version)}</td>
               <td class="num">${number(row.step)}</td>
               <td><a href=${link("trajectory", { run, id: row.id })}><${Name} text=${row.id} limit=${60} /></a></td>
               <td><span class=${`chip ${statusClass(row.status)}`}>${row.status}</span></td>
               <td class="num"><span class=${rewardClass(row.reward)}>${number(row.reward)}</span></td>
-              <td class="num">${number(row.num_turns)}</td>
-              <td class="num">${count(row.num_tokens)}</td>
-              <td class="num">${number(row.num_tool_errors)}</td>
+              <td class="num">${number(row.turns)}</td>
+              <td class="num">${count(row.tokens)}</td>
+              <td class="num">${number(row.tool_errors)}</td>
             </tr>`,
           )}
         </tbody>

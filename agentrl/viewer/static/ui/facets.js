@@ -1,28 +1,11 @@
 /** Facets: how the found trajectories spread over values and numbers; a click narrows the query. */
 import { html } from "../lib/html.js";
-import { count, number } from "../lib/format.js";
+import { count, line, number } from "../lib/format.js";
 import { has, term, terms, toggled } from "../lib/query.js";
 import { Name } from "./name.js";
 
 const HEIGHT = 44;
 const VALUES = 8;
-
-/** Columns whose key in a query has another name. */
-const KEYS = new Map([
-  ["task_id", "task"],
-  ["data_source", "source"],
-  ["status_reason", "reason"],
-  ["drop_reason", "drop"],
-  ["agents", "agent"],
-  ["tools", "tool"],
-  ["labels", "note"],
-  ["num_turns", "turns"],
-  ["num_calls", "calls"],
-  ["num_tool_errors", "tool_errors"],
-  ["num_tokens", "tokens"],
-  ["num_policy_tokens", "policy_tokens"],
-  ["policy_version_max", "version"],
-]);
 
 /**
  * @param {object} props
@@ -49,27 +32,25 @@ export function Facets({ facets, query, onQuery }) {
 /** A histogram of one bar narrows nothing, unless the query asks for its number. */
 function narrows([name, { counts }], query) {
   const bars = counts.filter(Boolean).length;
-  const key = keyOf(name);
-  const isAsked = (one) => one.startsWith(`${key}<`) || one.startsWith(`${key}>`);
+  const isAsked = (one) => one.startsWith(`${name}<`) || one.startsWith(`${name}>`);
   return bars > 1 || (bars === 1 && terms(query).some(isAsked));
 }
 
 /** A column of one value narrows nothing, unless it is what the query asks for. */
 function useful(name, values, query) {
   const known = values.filter(([value]) => value !== "" && value !== null);
-  return known.length > 1 || known.some(([value]) => has(query, term(keyOf(name), value)));
+  return known.length > 1 || known.some(([value]) => has(query, term(name, value)));
 }
 
 function Values({ name, values, query, onQuery }) {
-  const key = keyOf(name);
   const known = values.filter(([value]) => value !== "" && value !== null);
   const most = Math.max(...known.map(([, amount]) => amount));
   return html`
     <section>
-      <h3>${titleOf(name)}</h3>
+      <h3><${Name} text=${name} limit=${40} /></h3>
       <ul>
         ${known.slice(0, VALUES).map(([value, amount]) => {
-          const wanted = term(key, value);
+          const wanted = term(name, value);
           return html`<li key=${String(value)}>
             <button class="plain facet" aria-pressed=${has(query, wanted)} onClick=${() => onQuery(toggled(query, wanted))}>
               <${Name} text=${value} limit=${32} />
@@ -85,14 +66,13 @@ function Values({ name, values, query, onQuery }) {
 }
 
 function Histogram({ name, edges, counts, query, onQuery }) {
-  const key = keyOf(name);
   const most = Math.max(...counts);
   return html`
     <section>
-      <h3>${titleOf(name)}</h3>
-      <div class="histogram" role="group" aria-label=${`${titleOf(name)}: ${counts.length} ranges`}>
+      <h3><${Name} text=${name} limit=${40} /></h3>
+      <div class="histogram" role="group" aria-label=${`${line(name, 40)}: ${counts.length} ranges`}>
         ${counts.map((amount, index) => {
-          const wanted = rangeOf(key, edges, index);
+          const wanted = rangeOf(name, edges, index);
           const tall = amount > 0 ? Math.max(2, (HEIGHT * amount) / most) : 0;
           const label = `${number(edges[index])} to ${number(edges[index + 1])}: ${amount}`;
           return html`<button key=${index} class="plain" title=${label} aria-label=${label} disabled=${amount === 0}
@@ -110,12 +90,4 @@ function Histogram({ name, edges, counts, query, onQuery }) {
 function rangeOf(key, edges, index) {
   const upper = index === edges.length - 2 ? "<=" : "<";
   return [`${key}>=${edges[index]}`, `${key}${upper}${edges[index + 1]}`];
-}
-
-function keyOf(name) {
-  return KEYS.get(name) ?? name;
-}
-
-function titleOf(name) {
-  return name.replace(/^num_|_max$/g, "").replaceAll("_", " ");
 }

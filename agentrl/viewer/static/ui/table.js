@@ -5,6 +5,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { html } from "../lib/html.js";
 import { useKeys } from "../lib/keys.js";
+import { WithoutColumn } from "./column_choice.js";
 import { useWatch } from "./virtual_list.js";
 
 const ROW = 30; // pixels, as in app.css
@@ -20,6 +21,7 @@ const MOST_PIXELS = 15_000_000; // a browser's limit of height is about 17 milli
  * @property {boolean} [number] whether it is set to the right
  * @property {boolean} [sortable]
  * @property {string} [help]
+ * @property {() => void} [onRemove] takes the column away
  * @property {(row: object, index: number) => any} cell what is shown
  */
 
@@ -62,7 +64,7 @@ export function Table(props) {
   return html`
     <div class=${blocks.isStale ? "grid stale" : "grid"} role="grid" aria-busy=${blocks.isStale} aria-label=${label} aria-rowcount=${total + 1} aria-colcount=${columns.length}
       tabindex="0" aria-activedescendant=${active >= first && active < last ? rowId(active) : undefined}
-      ref=${box} style=${{ "--columns": columns.map(({ width }) => width).join(" ") }}>
+      ref=${box} style=${{ "--columns": columns.map(({ width }) => width).join(" "), "--least": `${leastOf(columns)}px` }}>
       <${Header} ...${props} />
       <div role="rowgroup" class="grid-body" style=${{ height: `${height}px` }}>
         ${indices.map((index) => {
@@ -113,16 +115,22 @@ function placeNow(held, index, blocks, keyOf) {
 
 const idOf = (row) => row.id;
 
+/** The least width of all columns with the gaps between them, in pixels. */
+function leastOf(columns) {
+  return columns.reduce((sum, { width }) => sum + Number(/\d+/.exec(width)) + 10, 14);
+}
+
 function Header({ columns, sort, onSort }) {
   return html`
     <div role="rowgroup" class="grid-head">
       <div role="row" class="grid-row" aria-rowindex="1">
-        ${columns.map(({ name, title, number, sortable, help }) => {
+        ${columns.map(({ name, title, number, sortable, help, onRemove }) => {
           const order = sort === name ? "ascending" : sort === `-${name}` ? "descending" : "none";
           const arrow = { ascending: " ↑", descending: " ↓", none: "" }[order];
-          return html`<div key=${name} role="columnheader" class=${number ? "num" : ""} title=${help}
+          return html`<div key=${name} role="columnheader" aria-label=${title} class=${number ? "num" : ""} title=${help}
             aria-sort=${sortable ? order : undefined}>
             ${sortable ? html`<button class="plain" onClick=${() => onSort(name)}>${title}${arrow}</button>` : title}
+            ${onRemove && html`<${WithoutColumn} title=${title} onRemove=${onRemove} />`}
           </div>`;
         })}
       </div>

@@ -24,7 +24,7 @@ _MOST_EPISODES = 5000
 _MOST_PARTS = 100_000
 _SHOWN = (
     *("id", "rollout", "attempt", "purpose", "status", "reward", "step", "trained_step"),
-    *("policy_version_min", "policy_version_max"),
+    *("version", "newest_version"),
 )
 
 

@@ -39,6 +39,18 @@ def test_ls_refuses_what_is_no_query(agentrl: Agentrl, run_dir: Path) -> None:
     assert "did you mean 'status'?" in err
 
 
+def test_ls_shows_the_fields_that_are_asked_for(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("ls", run_dir, "--columns", "id,finish,calls,final", "--sort", "id")
+    assert out.splitlines()[0].split() == ["id", "finish", "calls", "final"]
+    for tokens in (("--columns", "num_calls"), ("--sort", "num_calls")):
+        code, _, err = agentrl("ls", run_dir, *tokens)
+        assert code == 2
+        assert "did you mean 'calls'?" in " ".join(err.split())
+    code, _, err = agentrl("query", run_dir, "SELECT num_calls FROM trajectories")
+    assert code == 2
+    assert "calls" in err
+
+
 def test_query_answers_sql(agentrl: Agentrl, run_dir: Path) -> None:
     sql = "SELECT id, turns FROM trajectories ORDER BY id"
     _, out, _ = agentrl("query", run_dir, sql, "--json")

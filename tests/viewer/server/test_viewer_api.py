@@ -82,6 +82,33 @@ def test_a_list_is_a_page_of_all(client: Client) -> None:
     assert {"id", "group", "rollout", "note"} <= answer["rows"][0].keys()
 
 
+@pytest.mark.parametrize(
+    ("path", "asked", "remedy"),
+    [
+        ("/trajectories", {"sort": "-num_tokens"}, "did you mean 'tokens'?"),
+        ("/trajectories", {"query": "stalenes>=2"}, "did you mean 'staleness'?"),
+        ("/trajectories", {"columns": "anser"}, "columns must name fields, got 'anser'"),
+        ("/facets", {"columns": "policy_version_max"}, "did you mean 'newest_version'?"),
+    ],
+)
+def test_a_field_that_is_not_there_is_named(
+    client: Client, path: str, asked: dict[str, str], remedy: str
+) -> None:
+    answer = client.of_run(path, **asked)
+    assert answer.status_code == 400
+    assert remedy in answer.json()["error"]
+
+
+def test_a_list_has_texts_that_are_asked_for(client: Client) -> None:
+    rows = client.of_run("/trajectories", columns="final", limit=3).json()["rows"]
+    assert [row["final"] for row in rows] == [TEXTS[3]] * 3
+    assert "prompt" not in rows[0]
+    fields = {field["name"]: field for field in client.of_run("/fields").json()["fields"]}
+    assert fields["mismatch"]["unit"] == "nats"
+    assert fields["final"]["kind"] == "long"
+    assert set(rows[0]) - {"final"} <= fields.keys()
+
+
 @pytest.mark.parametrize("params", [{"offset": "-1"}, {"limit": "9999999"}, {"limit": "many"}])
 def test_a_page_that_is_none_is_named(client: Client, params: dict[str, str]) -> None:
     answer = client.of_run("/trajectories", **params)

@@ -30,6 +30,7 @@ from agentrl.viewer.views.run_view import overview, run_view
 from agentrl.viewer.views.runs_view import compare, list_columns, list_runs
 from agentrl.viewer.views.settings_view import settings_view
 from agentrl.viewer.views.step_view import step_view
+from agentrl.viewer.views.timeline_view import timeline_view
 from agentrl.viewer.views.token_view import rendered_view, token_view
 from agentrl.viewer.views.trajectory_view import trajectory_view
 from agentrl.viewer.wire import answer, image_type
@@ -132,6 +133,7 @@ _LONG: Mapping[str, View] = {
     "/group": group,
     "/task": task,
     "/step": step_view,
+    "/timeline": timeline_view,
     "/diff": diff,
     "/behaviour": behaviour_view,
     "/blame": blame_view,

@@ -44,7 +44,18 @@ _TABS = {
     "raw": ".raw",
 }
 PAGES = (
-    *("runs", "overview", "metrics", "trajectories", "group", "task", "behaviour", "blame"),
+    *(
+        "runs",
+        "overview",
+        "metrics",
+        "timeline",
+        "trajectories",
+        "step",
+        "group",
+        "task",
+        "behaviour",
+        "blame",
+    ),
     *(f"trajectory-{tab}" for tab in _TABS),
 )
 _AWAITED = r"(Loading|Reading|Decoding|Encoding|Comparing|Aligning)[^.]{0,40}…"
@@ -180,6 +191,8 @@ def addresses(address: Address) -> dict[str, tuple[str, str]]:
         "runs": ("#/", "table a"),
         "overview": (place, ".charts canvas"),
         "metrics": (f"{place}/metrics", ".charts canvas"),
+        "timeline": (f"{place}/timeline", ".time-lane canvas, .empty"),
+        "step": (f"{place}/step/{shown['step']}{_query(stage=shown['stage'])}", "#waited"),
         "trajectories": (f"{place}/trajectories{_query(query='purpose:train')}", "[role=row] a"),
         "group": (f"{place}/group/{shown['group_index']}{group}", ".group-rows + *"),
         "task": (f"{place}/task/{quote(task, safe='')}", ".task-diff > :nth-child(2)"),

@@ -33,6 +33,7 @@ from agentrl.viewer.views.run_view import fields_view, overview, run_view
 from agentrl.viewer.views.runs_view import compare, list_columns, list_runs
 from agentrl.viewer.views.settings_view import settings_view
 from agentrl.viewer.views.step_view import step_view
+from agentrl.viewer.views.timeline_view import timeline_view
 from agentrl.viewer.views.token_view import rendered_view, token_view
 from agentrl.viewer.views.trajectory_view import trajectory_view
 from agentrl.viewer.wire import answer, image_type
@@ -140,6 +141,7 @@ _LONG: Mapping[str, View] = {
     "/task": task,
     "/tasks": tasks_view,
     "/step": step_view,
+    "/timeline": timeline_view,
     "/diff": diff,
     "/behaviour": behaviour_view,
     "/blame": blame_view,

@@ -22,14 +22,14 @@ class Span(NamedTuple):
     Args:
         name: what.
         start, end: seconds since the epoch.
-        version: of the policy that generated; None for what is no generation, or of none.
+        number: the policy version that generated, or the step of a phase; None where there is none.
         rank: of two spans that last at one time that of the greater rank has the moment.
     """
 
     name: str
     start: float
     end: float
-    version: int | None = None
+    number: int | None = None
     rank: float = 0.0
 
 

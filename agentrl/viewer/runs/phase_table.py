@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.types.arrays import F64
 from agentrl.viewer.analysis.spans import Span, seconds
 from agentrl.viewer.runs.metrics_table import AppendedLines
 
@@ -56,17 +55,13 @@ class PhaseTable:
             return ()
         return step, self._names.setdefault(str(name), len(self._names)), start, end
 
-    def table(self, stage: str | None) -> F64:
-        """``[n, 4]``: step, code of the name, begin and end of each span of a stage."""
-        return np.array(self._stages.get(stage or "", ())).reshape(-1, 4)
-
-    def spans(self, stage: str | None, step: float) -> list[Span]:
-        """Those of one step, the step itself among them; of two that last at one time the one that
-        began later has the moment.
+    def spans(self, stage: str | None, first: float, last: float) -> list[Span]:
+        """Those of some steps, the steps themselves among them; of two that last at one time the
+        one that began later has the moment.
         """
         names = list(self._names)
-        own = self.table(stage)
+        own = np.array(self._stages.get(stage or "", ())).reshape(-1, 4)
         return [
-            Span(names[int(code)], start, end, rank=start)
-            for _, code, start, end in own[own[:, 0] == step].tolist()
+            Span(names[int(code)], start, end, int(step), rank=start)
+            for step, code, start, end in own[(own[:, 0] >= first) & (own[:, 0] <= last)].tolist()
         ]

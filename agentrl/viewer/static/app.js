@@ -19,6 +19,7 @@ const MODULES = {
   compare: () => import("./pages/compare.js").then((module) => module.ComparePage),
   overview: () => import("./pages/overview.js").then((module) => module.OverviewPage),
   metrics: () => import("./pages/metrics.js").then((module) => module.MetricsPage),
+  timeline: () => import("./pages/timeline.js").then((module) => module.TimelinePage),
   settings: () => import("./pages/settings.js").then((module) => module.SettingsPage),
   trajectories: () => import("./pages/trajectories.js").then((module) => module.TrajectoriesPage),
   trajectory: () => import("./trajectory/page.js").then((module) => module.TrajectoryPage),
@@ -35,6 +36,7 @@ const MODULES = {
 const TABS = [
   ["overview", "Overview", "o"],
   ["metrics", "Metrics", "m"],
+  ["timeline", "Timeline", "i"],
   ["trajectories", "Trajectories", "t"],
   ["tasks", "Tasks", "k"],
   ["behaviour", "Behaviour", "b"],

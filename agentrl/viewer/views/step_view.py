@@ -51,7 +51,7 @@ def step_view(run: OpenRun, step: Index, stage: str | None = None) -> dict[str, 
         newest = stage is None or stage == run.metrics.newest_stage
         goes_on = newest and not logged and run.state().kind == "alive"
         goes_on = goes_on and step == (run.metrics.newest_step or 0) + 1
-        phases = run.phases.spans(stage or next(iter(stages), None), step)
+        phases = run.phases.spans(stage or next(iter(stages), None), step, step)
         kept = kept_of_step(run, step, stage)
         before, after = own.around(step)
         told = read_told(run.directory.now_path) if goes_on else None
@@ -93,7 +93,7 @@ def step_view(run: OpenRun, step: Index, stage: str | None = None) -> dict[str, 
         "step_s": step_s,
         "placed": whole is not None,
         "waited": [asdict(one) for one in waited],
-        "phases": _sent(spans, start or 0.0),
+        "phases": sent(spans, start or 0.0),
         "groups": _groups(page.rows, parts, start or 0.0),
         "shown": len(page.rows),
         "total": page.total,
@@ -136,10 +136,8 @@ def _groups(
     """The episodes by group, those that lasted longest first."""
     # Of an episode that lasted long, most parts are shorter than what can be seen.
     drawn = {name: [one for one in own if one.name != "between"] for name, own in parts.items()}
-    if sum(map(len, drawn.values())) > _MOST_PARTS:
-        lengths = [one.end - one.start for own in drawn.values() for one in own]
-        least = heapq.nlargest(_MOST_PARTS, lengths)[-1]
-        drawn = {n: [p for p in own if p.end - p.start > least] for n, own in drawn.items()}
+    least = shortest([one for own in drawn.values() for one in own])
+    drawn = {n: [p for p in own if p.end - p.start > least] for n, own in drawn.items()}
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for row in rows:
         key = (row["stage"], row["label"], row["group"])
@@ -167,7 +165,7 @@ def _groups(
                         **{name: row[name] for name in _SHOWN},
                         "start": row["started_at"] - start if seconds(row["started_at"]) else None,
                         "end": row["ended_at"] - start if seconds(row["ended_at"]) else None,
-                        "parts": _sent(drawn[row["id"]], start),
+                        "parts": sent(drawn[row["id"]], start),
                     }
                     for row in own
                 ],
@@ -187,9 +185,15 @@ def _group_s(rows: Sequence[dict[str, Any]]) -> float:
     return max(0.0, max(ends) - min(starts)) if starts else 0.0
 
 
-def _sent(spans: Sequence[Span], start: float) -> list[list[Any]]:
-    """Name, begin and end in seconds after ``start``, version."""
+def shortest(spans: Sequence[Span]) -> float:
+    """Seconds that a span must have more than, so that not too many are drawn."""
+    lengths = [one.end - one.start for one in spans]
+    return heapq.nlargest(_MOST_PARTS, lengths)[-1] if len(spans) > _MOST_PARTS else -1.0
+
+
+def sent(spans: Sequence[Span], start: float) -> list[list[Any]]:
+    """Name, begin and end in seconds after ``start``, and the number."""
     return [
-        [one.name, round(one.start - start, 6), round(one.end - start, 6), one.version]
+        [one.name, round(one.start - start, 6), round(one.end - start, 6), one.number]
         for one in spans
     ]

@@ -106,7 +106,7 @@ def test_what_an_episode_did() -> None:
 
     parts = parts_of(row, {"score_at_s": 9.0, "score_s": 0.5}, TURNS)
 
-    assert [(one.name, one.start - T, one.end - T, one.version) for one in parts] == [
+    assert [(one.name, one.start - T, one.end - T, one.number) for one in parts] == [
         ("between", 0.0, 1.0, None),
         ("wait", 1.0, 1.5, None),
         ("generate", 1.5, 3.0, 4),

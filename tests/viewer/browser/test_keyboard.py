@@ -282,7 +282,7 @@ def test_a_point_of_a_chart_opens_its_step(viewer: Address, open_page: Open, key
     for key in ("End", "ArrowLeft", "Enter"):
         page.keyboard.press(key)
 
-    expect(page).to_have_url(re.compile(r"trajectories\?query=step%3A5"))
+    expect(page).to_have_url(re.compile(r"/step/5$"))
     page.go_back()
     plot.click(position={"x": 60, "y": 60})  # the first point is the nearest
-    expect(page).to_have_url(re.compile(r"trajectories\?query=step%3A1"))
+    expect(page).to_have_url(re.compile(r"/step/1$"))

@@ -30,6 +30,7 @@ PAGES = {
     "metrics": ("#/run/KEY/metrics?x=time&smooth=0.5&pins=turns/mean", "policy/entropy"),
     "trajectories": ("#/run/KEY/trajectories", "48 found"),
     "query that is none": ("#/run/KEY/trajectories?query=nonsense%3A1", "nonsense"),
+    "timeline": ("#/run/KEY/timeline?first=2&last=4", "No step from 2 to 4 has times"),
     "step": ("#/run/KEY/step/2", "No times of its episodes are recorded"),
     "group": ("#/run/KEY/group/2", "First divergence"),
     "task": ("#/run/KEY/task/sum-1", "Diff of a against b"),
@@ -70,14 +71,18 @@ def test_a_page_opens_and_axe_finds_nothing(
 
 
 @pytest.mark.parametrize(
-    "page_name", ["", "/metrics", "/trajectories", "/tasks", "/behaviour", "/blame"]
+    "page_name",
+    ["", "/metrics", "/timeline", "/trajectories", "/tasks", "/behaviour", "/blame"],
 )
 def test_a_run_without_trajectories_says_so(
     page_name: str, viewer: Address, open_page: Open, key_of: Keys
 ) -> None:
     page = open_page(viewer, f"#/run/{key_of('empty')}{page_name}")
 
-    said = re.compile("No step has ended yet|No trajectory has ended yet|this run has made 0")
+    said = re.compile(
+        "No step has ended yet|No step from 0 to 0 has times|No trajectory has ended yet|"
+        "this run has made 0"
+    )
     expect(page.locator("main")).to_contain_text(said)
 
 

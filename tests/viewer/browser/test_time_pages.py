@@ -7,11 +7,12 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 
+from agentrl.store import JsonlWriter
 from agentrl.store.heartbeat import Heartbeat
 from tests.viewer.browser.conftest import Open
-from tests.viewer.browser.runs import byte_tokenizer
+from tests.viewer.browser.runs import HOSTILE, byte_tokenizer
 from tests.viewer.server.viewers import Client, viewing
-from tests.viewer.timed_run import TimedRun
+from tests.viewer.timed_run import T, TimedRun
 
 MOST_NODES = 2000
 EPISODES = 2000
@@ -53,6 +54,45 @@ def test_a_step_of_thousands_of_episodes(tmp_path: Path, open_page: Open) -> Non
         page.keyboard.press("]")
         expect(page.locator("h1")).to_have_text("Step 2")
         expect(page.locator("main")).to_contain_text("No episode ended in this step")
+        page.context.close()
+
+
+def test_a_timeline_is_zoomed_and_opens_a_step(tmp_path: Path, open_page: Open) -> None:
+    made = TimedRun(tmp_path / "run", byte_tokenizer())
+    for step in range(1, 9):
+        made.play(step, 1.0, group=step)
+        made.step(step)
+        made.log(step, **{"time/step_s": 20.0, "gpu/peak_gib/max": 9.0})
+    made.directory.log_folder.mkdir()
+    log = JsonlWriter(made.directory.log_folder / "rank-0.jsonl")
+    log.append({"event": HOSTILE, "time": T + 50.0, "seconds": 9})
+    log.close()
+    with viewing(made.directory.root) as address:
+        page = open_page(address)
+        expect(page.locator("#look-here")).to_be_visible()
+        page.keyboard.press("g")
+        page.keyboard.press("i")
+        lanes = page.locator(".time-lane canvas")
+        expect(lanes).to_have_count(4)
+        expect(page.get_by_role("application", name=re.compile("^gpu.peak_gib"))).to_be_visible()
+        page.keyboard.press("+")
+        expect(page.get_by_label("First step")).to_have_value("3")
+        expect(page.get_by_label("Last step")).to_have_value("6")
+        page.keyboard.press("]")
+        page.reload()
+        expect(page.get_by_label("First step")).to_have_value("7")
+        page.get_by_label("Last step").fill("8")
+        page.get_by_label("Last step").press("Enter")
+        page.get_by_label("First step").fill("3")
+        page.get_by_label("First step").press("Enter")
+        expect(page).to_have_url(re.compile("first=3&last=8"))
+        expect(lanes).to_have_count(4)
+        box = lanes.last.bounding_box()
+        assert box
+        page.mouse.move(box["x"] + box["width"] * 0.08, box["y"] + 9)
+        expect(page.locator(".time-head[role=status]")).to_contain_text("<script>")
+        lanes.first.click(position={"x": 5, "y": 9})
+        expect(page.locator("h1")).to_have_text("Step 3")
         page.context.close()
 
 

@@ -97,7 +97,7 @@ def test_a_step_without_its_seconds_says_nothing_of_them(
     found = ask(1)
 
     assert (found["step_s"], found["waited"], found["groups"]) == (None, [], [])
-    assert found["phases"] == [["update", 0.0, 1.0, None]]
+    assert found["phases"] == [["update", 0.0, 1.0, 1]]
 
 
 def test_a_torn_run_shows_what_is_whole(made: TimedRun, ask: Ask) -> None:
@@ -172,3 +172,88 @@ def test_a_step_of_2000_episodes_is_bounded(made: TimedRun, ask: Ask) -> None:
     [group] = found["groups"]
     assert (found["total"], len(group["episodes"])) == (2000, 2000)
     assert len(json.dumps(found)) < 1_500_000
+
+
+@pytest.fixture
+def timeline(made: TimedRun) -> Iterator[Ask]:
+    """Asks for the run's timeline: its lanes by name, and the rest of the answer."""
+    with viewing(made.directory.root) as address, Client(address) as client:
+
+        def asked(status: int = 200, **params: object) -> Any:
+            answer = client.of_run("/timeline", **params)
+            assert answer.status_code == status, answer.text
+            found = answer.json()
+            lanes = {one["name"]: one["parts"] for one in found.get("lanes", ())}
+            return lanes, found
+
+        yield asked
+
+
+def test_a_timeline_has_phases_episodes_and_what_processes_logged(
+    made: TimedRun, timeline: Ask
+) -> None:
+    for step in (1, 2, 3):
+        made.play(step, 1.0, 0.0, group=step)
+        made.play(step, 1.0, group=9, purpose="eval", label=f"sums/{step}")
+        made.step(step)
+    log = made.directory.log_folder
+    log.mkdir()
+    (log / "rank-0.jsonl").write_text(
+        f'{{"event": "saved", "seconds": 2, "time": {T + 30}}}\n{{"event": "late", "time": 1}}\n'
+        f'{{"message": "no event", "time": {T + 30}}}\n[]\n{{"event": "x", "time": "soon"}}\n'
+    )
+    (log / "odd.jsonl").mkdir()
+
+    lanes, found = timeline()
+    assert (found["first"], found["last"], found["steps"]) == (1, 3, [1, 3])
+    # the first step's span begins before the stage
+    assert (found["start"], found["end"], found["placed"]) == (T - 5, 65.0, True)
+    assert lanes["wait_rollout"] == [
+        ["wait_rollout", 20 * n - 15, 20 * n - 5, n] for n in (1, 2, 3)
+    ]
+    assert lanes["episodes"] == [["episodes", 20 * n - 15, 20 * n - 10, n] for n in (1, 2, 3)]
+    assert [part[3] for part in lanes["evaluations"]] == [1, 2, 3]
+    assert lanes["rank-0"] == [["saved", 33.0, 35.0, None]]
+
+    lanes, found = timeline(first=2, last=2)
+    assert [part[3] for part in lanes["step"]] == [2]
+    assert (found["start"], found["steps"]) == (T + 15, [1, 3])
+    assert timeline(first=7, last=9)[0] == {}
+    assert timeline(first=9, last=7)[0] == {}
+    timeline(400, first="x")
+
+
+def test_the_timeline_of_an_older_run_has_its_steps(made: TimedRun, timeline: Ask) -> None:
+    made.log(1, "warmup", **{"time/step_s": 3.0})
+    made.log(0, **{"eval/sums/greedy": 1.0})
+    made.log(1, **{"time/step_s": 5.0})
+    made.log(2, **{"time/step_s": None})
+
+    lanes, found = timeline()
+    assert (lanes, found["placed"], found["stage"]) == (
+        {"step": [["step", 0.0, 5.0, 1]]},
+        False,
+        "rl",
+    )
+    assert timeline(stage="warmup")[1]["end"] == 3.0
+    assert timeline(stage="none")[1]["steps"] is None
+
+
+def test_a_run_that_has_just_begun_has_an_empty_timeline(made: TimedRun, timeline: Ask) -> None:
+    assert timeline()[0] == {}
+
+
+def test_a_timeline_of_very_many_steps_is_bounded(made: TimedRun, timeline: Ask) -> None:
+    rows = []
+    for step in range(60_000):
+        at = T + step
+        phases = [["step", at, at + 1], ["update", at, at + 0.5 + step / 1e6]]
+        rows.append(json.dumps({"step": step, "stage": "rl", "phases": phases}))
+    made.directory.phases_path.write_text("\n".join(rows) + "\n")
+    made.log(0)
+    made.log(59_999)
+
+    assert len(timeline()[0]["step"]) == 200
+    lanes, _ = timeline(first=0, last=60_000)
+    assert sum(map(len, lanes.values())) <= 100_000
+    assert len(lanes["step"]) == 60_000

@@ -14,6 +14,7 @@ import { signal } from "../vendor/signals.js";
 const RUN_PAGES = new Map([
   ["overview", false],
   ["metrics", false],
+  ["timeline", false],
   ["settings", false],
   ["trajectories", false],
   ["trajectory", true],

@@ -51,7 +51,7 @@ function Stage({ run, params, title, only, data }) {
       <div class="end">${choice}</div>
     </div>
     ${!only && html`<${PanelControls} params=${params} axes=${Object.keys(AXES)}>${csvLink([], "CSV of all metrics")}<//>`}
-    <${Panels} names=${names} params=${only ? {} : params} isPlain=${Boolean(only)} curves=${curves} chart=${chart}
+    <${Panels} names=${names} params=${only ? { x: params.x } : params} isPlain=${Boolean(only)} curves=${curves} chart=${chart}
       onStep=${open} actions=${(name) => csvLink([name], `CSV of ${name}`)} />
   `;
 }

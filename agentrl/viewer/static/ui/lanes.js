@@ -29,10 +29,11 @@ const TICK = 110; // pixels between two ticks at least
  * @param {(part: Part) => {colour: string, size: number}} props.lookOf a CSS variable's name, and a share of the height
  * @param {(part: Part) => string} props.textOf what is told of the part below the pointer
  * @param {(seconds: number) => string} [props.tick] the text of a place on the axis
+ * @param {(part: Part) => void} [props.onPart] called with the part that is clicked
  * @param {number} [props.active] the lane where the keys are
  * @param {(index: number) => void} [props.onActive]
  */
-export function Lanes({ label, lanes, from, to, marks = [], lookOf, textOf, tick = duration, active = -1, onActive }) {
+export function Lanes({ label, lanes, from, to, marks = [], lookOf, textOf, tick = duration, active = -1, onActive, onPart }) {
   const box = useRef(null);
   const axis = useRef(null);
   const [width, setWidth] = useState(0);
@@ -43,18 +44,25 @@ export function Lanes({ label, lanes, from, to, marks = [], lookOf, textOf, tick
     return () => resized.disconnect();
   }, []);
   const shared = { from, to, marks, width, lookOf, theme: theme.value };
-  const point = (lane) => (event) => {
+  const partAt = (lane, event) => {
     const at = from + ((to - from) * event.offsetX) / Math.max(1, width);
     const near = ((to - from) * 2) / Math.max(1, width); // two pixels
-    const part = lane.parts.findLast(([, start, end]) => start - near <= at && at <= end + near);
+    return lane.parts.findLast(([, start, end]) => start - near <= at && at <= end + near);
+  };
+  const point = (lane) => (event) => {
+    const part = partAt(lane, event);
     setTold(part ? textOf(part) : "");
+  };
+  const click = (lane) => (event) => {
+    const part = partAt(lane, event);
+    if (part) onPart(part);
   };
   const entry = (index) => {
     const lane = lanes[index];
     return html`<div key=${lane.key} class=${`time-lane${lane.parts ? "" : " heading"}${index === active ? " active" : ""}`}
       data-active=${index === active} onClick=${() => onActive?.(index)}>
       <div class="time-head">${lane.head}</div>
-      ${lane.parts && html`<${Drawn} lane=${lane} ...${shared} onPointerMove=${point(lane)} onPointerLeave=${() => setTold("")} />`}
+      ${lane.parts && html`<${Drawn} lane=${lane} ...${shared} onPointerMove=${point(lane)} onPointerLeave=${() => setTold("")} onClick=${onPart && click(lane)} />`}
     </div>`;
   };
   return html`

@@ -29,6 +29,7 @@ from agentrl.viewer.notes import NoteBook
 
 _T = TypeVar("_T")
 _MOST = sys.float_info.max
+_DAMAGE = (StoreError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
 KEPT = tuple(field for field in FIELDS.values() if field.stored)
 """The fields that shards have."""
 _NUMBERS = {"reward": "rewards", "error": "errors", "info": "info_numbers"}
@@ -76,10 +77,7 @@ class Appended(NamedTuple):
             try:
                 frame_of("it", record)
                 found.append(read(record))
-            except (
-                *(StoreError, ValueError, TypeError, AttributeError, OverflowError),
-                KeyError,
-            ) as error:
+            except _DAMAGE as error:
                 damage.append(f"trajectory {str(record.get('id'))[:200]!r}: {error}")
         return found, "; ".join(damage)
 
@@ -95,7 +93,7 @@ def shard_rows(path: Path) -> list[Row]:
         columns = [_values(field, table[field.stored]) for field in KEPT]
         texts = (table[name].to_pylist() for name in _NUMBERS.values())
         numbers = [_numbers(*own) for own in zip(*texts, strict=True)]
-    except (ValueError, AttributeError, OverflowError, pa.ArrowException) as error:
+    except (*_DAMAGE, pa.ArrowException) as error:
         raise StoreError(f"{path} cannot be read as a shard: {error}") from error
     return list(map(Row, zip(*columns, strict=True), numbers))
 

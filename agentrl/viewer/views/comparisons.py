@@ -44,7 +44,6 @@ from agentrl.viewer.wire import packed
 
 _MOST_SIBLINGS = 64
 _MOST_EPISODES = 20_000
-SOLVED = "reward>=0.5"
 _RANGE = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?")
 Index = Annotated[int, Query(ge=0, lt=2**53)]
 
@@ -154,11 +153,12 @@ def tasks_view(
     a: str,
     b: str,
     query: str = "",
-    solved: str = SOLVED,
+    solved: str | None = None,
     stage: str | None = None,
 ) -> dict[str, Any]:
     """What became of the tasks from the steps ``a`` to the steps ``b``, of the trajectories of a
-    query (``task_changes``). What ``solved`` finds, another query, solved its task.
+    query (``task_changes``). What ``solved`` finds, another query, solved its task; by default the
+    part ``correct`` of the reward decides, or where there is none the reward.
 
     A task that is solved at last names the episode that did it first, ``id``, its calls, and
     whether they are new: no episode of the task in a called so.
@@ -172,6 +172,8 @@ def tasks_view(
         raise DataError(f"the steps b must come after those of a, got a {a} and b {b}")
     before = f"0..{first_b - 1}"
     index = run.index()
+    if solved is None:
+        solved = "reward.correct>=0.5" if "reward.correct" in index.fields() else "reward>=0.5"
     asked = [_within(steps, name, query, stage) for steps, name in ((a, "a"), (b, "b"))]
     asked.append(_within(before, "b", query, stage))
     found = task_changes(*(index.by_task(one, solved) for one in asked))
@@ -183,7 +185,7 @@ def tasks_view(
         sides.append(read_episodes(run.directory, run.reader, places[:_MOST_EPISODES]))
     for task_id, told in new_calls(*sides).items() if new else ():
         new[task_id] |= dict(zip(("id", "calls", "new_calls"), told, strict=True))
-    return found
+    return {**found, "solved": solved}
 
 
 def _within(steps: str, name: str, query: str, stage: str | None) -> str:

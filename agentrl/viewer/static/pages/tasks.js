@@ -25,12 +25,12 @@ export function TasksPage({ run, params }) {
 
 function Ranges({ run, params, steps, stages, stage }) {
   const { a, b, query } = chosenRanges(steps, params);
-  const solved = params.solved ?? "reward>=0.5";
-  const found = useApi(ofRun(run, "tasks"), { a, b, query, solved, stage });
+  const found = useApi(ofRun(run, "tasks"), { a, b, query, solved: params.solved, stage });
   return html`
     <${RangeForm} a=${a} b=${b} query=${query} steps=${steps} stages=${stages} stage=${stage}>
       <label>solved is
-        <${Draft} class="field mono" value=${solved} onDone=${(text) => update({ solved: text.trim() || null })} />
+        <${Draft} class="field mono" value=${params.solved ?? found.data?.solved ?? ""}
+          onDone=${(text) => update({ solved: text.trim() })} />
       </label>
     <//>
     <${Loaded} of=${found}>${(data) => html`<${Lists} run=${run} data=${data} />`}<//>

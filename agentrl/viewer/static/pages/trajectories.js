@@ -84,7 +84,7 @@ export function TrajectoriesPage({ run, params }) {
       ${(fields.error ?? (isQueryError ? null : found.error)) && html`<${Failed} error=${fields.error ?? found.error} />`}
       <div class=${open && !narrow ? "list-body with-facets" : "list-body"}>
         <${Drawer} label="Facets" look="list-facets" isOpen=${open} onClose=${() => setOpen(false)}>
-          ${facets.data && !isQueryError && html`<${Facets} facets=${facets.data} query=${query} onQuery=${ask} />`}
+          ${facets.data && !isQueryError && html`<${Facets} facets=${facets.data} total=${found.total ?? 0} query=${query} onQuery=${ask} />`}
         <//>
         ${found.total === 0 && !found.error
           ? html`<${Empty}>${query ? "No trajectory fits the query." : "No trajectory has ended yet; rows appear as they do."}<//>`

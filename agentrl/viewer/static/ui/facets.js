@@ -10,12 +10,13 @@ const VALUES = 8;
 /**
  * @param {object} props
  * @param {{columns: Object<string, [unknown, number][]>, histograms: Object<string, {edges: number[], counts: number[]}>}} props.facets
+ * @param {number} props.total how many trajectories were found
  * @param {string} props.query
  * @param {(query: string) => void} props.onQuery
  */
-export function Facets({ facets, query, onQuery }) {
+export function Facets({ facets, total, query, onQuery }) {
   const histograms = Object.entries(facets.histograms ?? {}).filter((entry) => narrows(entry, query));
-  const columns = Object.entries(facets.columns ?? {}).filter(([name, values]) => useful(name, values, query));
+  const columns = Object.entries(facets.columns ?? {}).filter(([name, values]) => useful(name, values, query, total));
   return html`
     <div class="facets" role="region" aria-label="Narrow the list">
       <h2 class="sr-only">Narrow the list</h2>
@@ -36,10 +37,10 @@ function narrows([name, { counts }], query) {
   return bars > 1 || (bars === 1 && terms(query).some(isAsked));
 }
 
-/** A column of one value narrows nothing, unless it is what the query asks for. */
-function useful(name, values, query) {
+/** A column of one value for all narrows nothing, unless it is what the query asks for. */
+function useful(name, values, query, total) {
   const known = values.filter(([value]) => value !== "" && value !== null);
-  return known.length > 1 || known.some(([value]) => has(query, term(name, value)));
+  return known.length > 1 || known.some(([, amount]) => amount < total) || known.some(([value]) => has(query, term(name, value)));
 }
 
 function Values({ name, values, query, onQuery }) {

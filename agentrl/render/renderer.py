@@ -102,7 +102,9 @@ class Renderer(ABC):
         for message in messages:
             if message["role"] != "assistant":
                 text = content_text(message.get("content")).strip()
-                characters += len(text if normalizer is None else normalizer.normalize_str(text))
+                # half of a surrogate pair is refused where it is encoded
+                known = text.encode(errors="ignore").decode()
+                characters += len(known if normalizer is None else normalizer.normalize_str(known))
         return characters // self._longest_token
 
     def decode(self, token_ids: I32) -> str:

@@ -90,7 +90,8 @@ class Watched:
     """A renderer that is held to its promise at each call: what others say becomes no added token.
 
     The same conversation with the text of added tokens taken out of what others say must give the
-    same added tokens in the same order, and an OBSERVATION holds none at all.
+    same added tokens in the same order, and an OBSERVATION holds none at all. There are never fewer
+    tokens than ``fewest_tokens`` says.
 
     Args:
         renderer: what renders.
@@ -111,6 +112,7 @@ class Watched:
         self.decode = renderer.decode
         self.tokenize = renderer.tokenize
         self.token_ends = renderer.token_ends
+        self.fewest_tokens = renderer.fewest_tokens
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -119,6 +121,7 @@ class Watched:
         found = self._renderer.prompt(messages, tools)
         clean = self._renderer.prompt(self._cleaned(messages), self._cleaned_tools(tools))
         self._compare("prompt", found, clean)
+        self._bound("prompt", found, messages)
         return found
 
     def extend(
@@ -134,7 +137,13 @@ class Watched:
             completion, self._cleaned(messages), self._cleaned(history), self._cleaned_tools(tools)
         )
         self._compare("extend", found, clean)
+        if found is not None:
+            self._bound("extend", found, messages)
         return found
+
+    def _bound(self, what: str, found: Sequence[Segment], messages: Sequence[Message]) -> None:
+        if self.fewest_tokens(messages) > sum(map(len, found)):
+            self.violations.append(f"{what}: it has fewer tokens than the fewest")
 
     def _compare(
         self, what: str, found: tuple[Segment, ...] | None, clean: tuple[Segment, ...] | None

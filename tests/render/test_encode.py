@@ -65,6 +65,8 @@ def test_a_long_text_has_many_tokens_at_least(chatml: ChatMLRenderer) -> None:
     said = {"role": "assistant", "content": "x" * 10**6}
     told = {"role": "tool", "content": "x" * 10**6}
     assert (chatml.fewest_tokens([said]), chatml.fewest_tokens([told]) > 10**4) == (0, True)
+    # what cannot be encoded is refused by prompt, not here
+    assert chatml.fewest_tokens([{"role": "user", "content": "\ud800"}]) == 0
 
 
 @given(content=CONTENT)

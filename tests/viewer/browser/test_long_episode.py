@@ -59,7 +59,8 @@ def test_no_tab_of_thousands_of_turns_fills_the_document(
         "Raw": ".raw",
     }
     for tab, selector in ready.items():
-        page.get_by_role("link", name=tab, exact=True).click()
+        tabs = page.get_by_role("navigation", name="Views of the trajectory")
+        tabs.get_by_role("link", name=tab, exact=True).click()
         page.locator(selector).first.wait_for()
         counts[tab] = page.evaluate("document.querySelectorAll('*').length")
 

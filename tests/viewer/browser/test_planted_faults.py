@@ -151,7 +151,7 @@ def newest_alert(visitor: Visitor, fault: PlantedFault) -> None:
 def dropped_group(visitor: Visitor, fault: PlantedFault) -> None:
     page = visitor.page
     visitor.click(page.get_by_role("link", name="for no_spread"))
-    group = page.get_by_role("columnheader", name="Group").get_by_role("button")
+    group = page.get_by_role("columnheader", name="group").get_by_role("button").first
     for order in ("descending", "ascending"):
         visitor.click(group)
         header = page.get_by_role("columnheader", name="Group")

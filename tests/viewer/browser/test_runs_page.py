@@ -26,7 +26,7 @@ def test_runs_have_chosen_columns_and_tags_by_which_they_are_found(
         expect(rows.filter(has_text="it is no YAML")).to_have_count(1)
         add = page.get_by_label("Add a column")
         add.focus()
-        expect(page.locator("#run-columns option").first).to_be_attached()
+        expect(page.locator("#known-columns option").first).to_be_attached()
         for name in ("setting:stages.rl.optim.lr", "metric:reward/mean"):
             add.fill(name)
             expect(add).to_have_value("")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -17,6 +16,7 @@ from agentrl.metrics.outlets.courier import CLOSE_S
 from agentrl.metrics.outlets.tracked_run import TrackedRun
 from agentrl.metrics.sinks import OutletSink
 from agentrl.metrics.timing import PhaseTimes
+from agentrl.types.clock import EpochClock
 
 
 class StepSpans(OutletSink):
@@ -31,6 +31,7 @@ class StepSpans(OutletSink):
         about = {"service.name": "agentrl", "agentrl.run": run.name, "agentrl.run_id": run.id}
         provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
         self._start = provider.get_tracer("agentrl").start_span
+        self._endpoint = spec.endpoint
         self._exporter = OTLPSpanExporter(spec.endpoint, timeout=CLOSE_S)
 
     def log(
@@ -45,15 +46,17 @@ class StepSpans(OutletSink):
         Raises:
             MachineError: the collector does not take them.
         """
-        # what the monotonic clock is behind the epoch
-        behind = time.time() - time.monotonic()
+        at = EpochClock().at
         about = {"agentrl.stage": prefix, "agentrl.step": step}
         within, spans = None, []
         for name, began, ended in times:
-            began_ns, ended_ns = (int((seconds + behind) * 1e9) for seconds in (began, ended))
+            began_ns, ended_ns = (int(at(seconds) * 1e9) for seconds in (began, ended))
             span = self._start(name, within, start_time=began_ns, attributes=about)
             span.end(ended_ns)
             spans.append(span)
             within = within or set_span_in_context(span)
         if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise MachineError("the collector took no spans; see that its address is right")
+            raise MachineError(
+                f"the collector at {self._endpoint} took no spans; see that "
+                "metrics.opentelemetry.endpoint is its address and that it runs"
+            )

@@ -71,10 +71,10 @@ def step_view(run: OpenRun, step: Index, stage: str | None = None) -> dict[str, 
     start = min(filter(None, (seconds(one["started_at"]) for one in page.rows)), default=None)
     if step_s is not None and whole:
         start = whole.end - step_s
-        of = {True: "eval", False: "wait_rollout"}
         waiting: dict[str, dict[str, Sequence[Span]]] = {"eval": {}, "wait_rollout": {}}
         for row in page.rows:
-            waiting[of[row["purpose"] == "eval"]][row["id"]] = parts[row["id"]]
+            phase = "eval" if row["purpose"] == "eval" else "wait_rollout"
+            waiting[phase][row["id"]] = parts[row["id"]]
         waited = step_waits(step_s, whole.end, spans, waiting)
     elif whole:
         start = whole.start

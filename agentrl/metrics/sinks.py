@@ -11,7 +11,6 @@ from typing import Any, Protocol, Self
 from agentrl.metrics.names import with_verl_names
 from agentrl.metrics.outlets.courier import CLOSE_S, Courier, Told, do_nothing, end_all
 from agentrl.metrics.timing import PhaseTimes
-from agentrl.types.clock import EpochClock
 
 _NO_SINKS: Mapping[str, Callable[[], OutletSink]] = MappingProxyType({})
 
@@ -71,7 +70,7 @@ class OutletSink(Sink, Protocol):
         prefix: str = "",
         times: Sequence[PhaseTimes] = (),
     ) -> None:
-        """The same, with when the step and its phases began and ended."""
+        """The same, with the step's times, as ``PhaseTimer.told`` has them."""
 
 
 class Sinks:
@@ -81,8 +80,8 @@ class Sinks:
         vital: what a run cannot do without: they are written at once, and their errors end the run.
         others: what opens each other sink, by its name in messages. Each is opened and written in a
             thread of its own (``Courier``), which neither slows nor ends the run.
-        phases: gets a line a step: ``step``, ``stage``, and ``phases``, the name, begin and end of
-            the step and of each of its phases, in seconds since the epoch.
+        phases: gets a line a step: ``step``, ``stage``, and ``phases``, the ``PhaseTimes`` of the
+            step, of each of its phases, and of what ranks did, as lists.
         verl_names: log each number that verl has a name for under that name too.
         told: is told, beside the log, what the others fail at.
         close_s: seconds that the others have together at the end.
@@ -118,14 +117,14 @@ class Sinks:
             sink.log(step, named, prefix)
         times, self._times = self._times, ()
         if self._phases is not None and times:
-            at = EpochClock().at
-            phases = [(name, at(began), at(ended)) for name, began, ended in times]
+            # the loop's have no process, and end there
+            phases = [own if own.process else own[:3] for own in times]
             self._phases.append({"step": step, "stage": prefix, "phases": phases})
         for courier in self._couriers:
             courier.give(lambda sink: sink.log(step, named, prefix, times))
 
     def take_times(self, times: Sequence[PhaseTimes]) -> None:
-        """When the step whose metrics come next, and its phases, began and ended."""
+        """The times of the step whose metrics come next."""
         self._times = times
 
     def close(self, *, failed: bool = False) -> None:

@@ -5,12 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
-PhaseTimes: TypeAlias = tuple[str, float, float]
-"""Name, begin and end, by the timer's clock."""
+from agentrl.types.clock import EpochClock
+
+
+class PhaseTimes(NamedTuple):
+    """When something lasted.
+
+    Args:
+        name: of a phase of the loop, or what a rank did, such as ``actor.update``.
+        began, ended: seconds since the epoch.
+        process: the rank, by name; empty for the loop.
+    """
+
+    name: str
+    began: float
+    ended: float
+    process: str = ""
 
 
 class PhaseTimer:
@@ -22,7 +36,8 @@ class PhaseTimer:
         clock: monotonic seconds.
 
     Attributes:
-        told: is told when each step, and then each phase in it, began and ended.
+        told: is told when each step, then each phase in it, and then what ranks did in it, began
+            and ended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +46,8 @@ class PhaseTimer:
         self._began = clock()
         # Guards what follows: the training loop and the collector's thread update it.
         self._lock = threading.Lock()
-        self._phases: list[PhaseTimes] = []
+        self._phases: list[tuple[str, float, float]] = []
+        self._ranks: list[PhaseTimes] = []
         self._total: defaultdict[str, float] = defaultdict(float)
         self._step: defaultdict[str, float] = defaultdict(float)
         # of phases that last; single operations alone
@@ -61,14 +77,21 @@ class PhaseTimer:
             self._total[name] += seconds
             self._step[name] += seconds
 
+    def put_ranks(self, times: Iterable[PhaseTimes]) -> None:
+        """What ranks did in this step."""
+        self._ranks += times
+
     def take_step(self) -> dict[str, float]:
         """``time/{phase}_s`` since the last call, which starts the next step."""
         with self._lock:
             seconds = {f"time/{name}_s": own for name, own in self._step.items()}
             self._step.clear()
             phases, self._phases = self._phases, []
+        ranks, self._ranks = self._ranks, []
         began, self._began = self._began, self._clock()
-        self.told([("step", began, self._began), *phases])
+        at = EpochClock().at
+        phases.insert(0, ("step", began, self._began))
+        self.told([*(PhaseTimes(name, at(a), at(b)) for name, a, b in phases), *ranks])
         return seconds
 
     def total(self) -> dict[str, float]:

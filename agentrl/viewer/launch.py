@@ -12,8 +12,8 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -58,14 +58,24 @@ class Address:
         return f"http://{place}/?token={self.token}{self.page}"
 
 
-class _WithoutPandas(importlib.abc.MetaPathFinder):
-    """Where pandas is installed, pyarrow loads it at its first array: time and 35 MB, and nothing
-    of the viewer uses it.
-    """
-
+class _NoPandas(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
             raise ModuleNotFoundError("the viewer does without pandas", name=name)
+
+
+@contextmanager
+def _without_pandas() -> Iterator[None]:
+    """Where pandas is installed, pyarrow loads it at its first array: time and 35 MB, and nothing
+    of the viewer uses it. Entered before anything imports pyarrow.
+    """
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        # what this process does after the viewer may need it
+        sys.meta_path.remove(finder)
 
 
 def _share_arenas() -> None:
@@ -77,6 +87,7 @@ def _share_arenas() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
+@_without_pandas()
 def serve(
     source: Path,
     *,
@@ -99,8 +110,6 @@ def serve(
         StoreError: there is no run.
         MachineError: the address cannot be listened on.
     """
-    # Before anything imports pyarrow.
-    sys.meta_path.insert(0, _WithoutPandas())
     _share_arenas()
     import uvicorn
 

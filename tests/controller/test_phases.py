@@ -4,6 +4,7 @@ to serving.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -146,6 +147,20 @@ def test_the_moves_are_timed(phases: RankPhases) -> None:
     assert phases.take_numbers() == {}
 
 
+def test_what_lasted_on_a_rank_is_told_once_by_the_clock_of_the_day(phases: RankPhases) -> None:
+    before = time.time()
+    with pytest.raises(ZeroDivisionError), phases.timed("actor.update"):
+        raise ZeroDivisionError
+    phases.enter("update")
+    times = phases.take_times()
+    names = ["actor.update", "engine_sleep", "trainer_away", "engine_wake"]
+    assert [name for name, _, _ in times] == names
+    moments = [at for _, *both in times for at in both]
+    assert moments == sorted(moments)
+    assert moments[0] == pytest.approx(before, abs=60)
+    assert phases.take_times() == []
+
+
 def test_of_several_ranks_the_largest_number_counts() -> None:
     assert largest([{"a": 1.0, "b": 3.0}, {"a": 2.0}]) == {"a": 2.0, "b": 3.0}
 
@@ -208,6 +223,19 @@ class Ranks(RoleGroup):
 
     def pool_of(self, ranks: Sequence[int]) -> Any:
         return list(ranks)
+
+
+def test_what_ranks_did_bears_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pool, name in (("main", "rank"), ("scorers", "scorers")):
+        ranks = Ranks("01")
+        ranks.name = pool
+        times = [[("a", 1.0, 2.0), ("b", 2.0, 3.0)], [("a", 1.0, 5.0)]]
+        monkeypatch.setattr(ranks, "call", lambda *called, own=times: own)
+        assert ranks.take_times() == [
+            ("a", 1.0, 2.0, f"{name}-0"),
+            ("b", 2.0, 3.0, f"{name}-0"),
+            ("a", 1.0, 5.0, f"{name}-1"),
+        ]
 
 
 def worker_spec(ranks_a_server: int, gpus: int = 1) -> Any:

@@ -71,6 +71,9 @@ def test_seconds_by_phase() -> None:
     assert timer.total() == {"rollout": 3.0, "update": 3.0}
 
 
+RANK = PhaseTimes("actor.update", 5.0, 6.0, "rank-1")
+
+
 def test_a_step_has_the_times_of_its_phases() -> None:
     now = iter([0.0, 1.0, 3.0, 4.0, 9.0, 12.0, 13.0, 15.0, 16.0])
     told: list[list[PhaseTimes]] = []
@@ -81,15 +84,23 @@ def test_a_step_has_the_times_of_its_phases() -> None:
     with timer.phase("update"):
         pass
     timer.add("wait_store", 2.0)  # measured elsewhere: nobody knows when
+    timer.put_ranks([RANK])
     timer.take_step()
     with timer.phase("checkpoint"):
         pass
     timer.take_step()
 
-    assert told == [
-        [("step", 0.0, 12.0), ("rollout", 1.0, 3.0), ("update", 4.0, 9.0)],
-        [("step", 12.0, 16.0), ("checkpoint", 13.0, 15.0)],
+    assert [[(one.name, one.ended - one.began) for one in own] for own in told] == [
+        [("step", 12.0), ("rollout", 2.0), ("update", 5.0), ("actor.update", 1.0)],
+        [("step", 4.0), ("checkpoint", 2.0)],
     ]
+    first, second = told
+    assert [one.began - first[0].began for one in first[:3]] == [0.0, 1.0, 4.0]
+    assert first[3] == RANK
+    assert second[0].began == first[0].ended
+    # by the clock of the day, whatever the timer's is
+    behind = time.time() - time.monotonic()
+    assert first[0].began == pytest.approx(behind, abs=60)
 
 
 def test_phases_that_last_are_told_with_their_seconds_so_far() -> None:

@@ -17,6 +17,7 @@ from agentrl.metrics.metrics_spec import (
     WandbSpec,
 )
 from agentrl.metrics.outlets.tracked_run import TrackedRun
+from agentrl.metrics.timing import PhaseTimes
 from tests.kit.trackers import collector, steps_of, wandb_records, wandb_rows
 
 pytestmark = pytest.mark.trackers
@@ -186,10 +187,11 @@ def test_a_port_that_is_taken_is_an_error_of_the_sink(run: TrackedRun, said: lis
 def test_a_step_is_a_span_with_one_below_it_for_each_phase(run: TrackedRun) -> None:
     from agentrl.metrics.outlets.opentelemetry_spans import StepSpans
 
-    phases = [("rollout", 11.0, 14.5), ("update", 15.0, 19.0)]
+    step_times = PhaseTimes("step", 10.0, 20.0)
+    phases = [PhaseTimes("rollout", 11.0, 14.5), PhaseTimes("update", 15.0, 19.0, "rank-1")]
     with collector() as own:
         outlet = StepSpans(OpenTelemetrySpec(endpoint=own.url), run)
-        outlet.log(7, {}, "rl", [("step", 10.0, 20.0), *phases])
+        outlet.log(7, {}, "rl", [step_times, *phases])
         outlet.close()
     spans = own.spans
 
@@ -202,6 +204,9 @@ def test_a_step_is_a_span_with_one_below_it_for_each_phase(run: TrackedRun) -> N
     step = by_name["step"]
     assert not step.parent_span_id
     assert {key.key for key in step.attributes} == {"agentrl.stage", "agentrl.step"}
+    (process,) = (key for key in by_name["update"].attributes if key.key == "agentrl.process")
+    assert process.value.string_value == "rank-1"
+    assert step.start_time_unix_nano == 10e9
     for name, began, took in (("rollout", 1.0, 3.5), ("update", 5.0, 4.0)):
         phase = by_name[name]
         assert (phase.parent_span_id, phase.trace_id) == (step.span_id, step.trace_id)
@@ -219,9 +224,9 @@ def test_spans_that_a_collector_refuses_are_an_error(run: TrackedRun) -> None:
     with collector(400) as own:
         outlet = StepSpans(OpenTelemetrySpec(endpoint=own.url), run)
         with pytest.raises(MachineError, match="took no spans"):
-            outlet.log(1, {}, "rl", [("step", 0.0, 1.0)])
+            outlet.log(1, {}, "rl", [PhaseTimes("step", 0.0, 1.0)])
         own.status = 200
-        outlet.log(2, {}, "rl", [("step", 1.0, 2.0)])
+        outlet.log(2, {}, "rl", [PhaseTimes("step", 1.0, 2.0)])
         outlet.close()
     # what was refused is not sent again
     assert [(one["span"].name, steps_of(one)) for one in own.spans] == [("step", 2)]

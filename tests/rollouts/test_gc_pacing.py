@@ -53,7 +53,7 @@ def test_what_a_program_froze_itself_stays_frozen() -> None:
     gc.freeze()
     with paced_collector():
         pass
-    # The count of frozen objects may fall meanwhile: one whose last reference goes is freed, frozen or not.
+    # The count of frozen objects may fall meanwhile, since one whose last reference goes is freed.
     still_frozen = not any(item is frozen for item in gc.get_objects())
     gc.unfreeze()
     assert still_frozen

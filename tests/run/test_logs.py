@@ -30,3 +30,4 @@ def test_each_rank_and_rollout_worker_keeps_its_own(tmp_path: Path) -> None:
     names = {path.stem for path in run.log_folder.iterdir()}
     assert names == {"driver", "rank-0", "rollout-0"}
     assert "worker_joined" in events(run.log_folder / "driver.jsonl")
+    assert "weights_taken" in events(run.log_folder / "rollout-0.jsonl")

@@ -176,6 +176,12 @@ class EpisodeHost:
             report = update_engine(
                 self.engine, tensors, lambda: weights.reference, version, mode, self.noise
             )
+        logger.info(
+            "the engine took version %d in %.2f s",
+            version,
+            report.seconds,
+            extra={"event": "weights_taken", "version": version, "seconds": report.seconds},
+        )
         if self._keeps:
             self._copied = weights.reference.checksum
         return [report if delivery is None else replace(report, bytes=delivery.num_bytes)]

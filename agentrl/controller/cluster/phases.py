@@ -1,12 +1,13 @@
 """Phases: what of a rank's GPU the engine beside it has, and what the trainer, in each phase of a
-step.
+step; and when each was.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.engines import Tag
 from agentrl.errors import ConfigError
 from agentrl.types import Part
+from agentrl.types.clock import EpochClock
 
 PhaseName: TypeAlias = Literal["rollout", "update", "publish"]
 
@@ -54,7 +56,7 @@ so the way to ``rollout`` leads through ``publish`` alone."""
 
 
 class RankPhases:
-    """One rank's part in the phases; nothing happens before ``begin``.
+    """One rank's part in the phases; nothing moves before ``begin``.
 
     Args:
         roles: the rank's, as they are at the time.
@@ -66,6 +68,23 @@ class RankPhases:
         self._host = host
         self._phase: PhaseName | None = None
         self._numbers: defaultdict[str, float] = defaultdict(float)
+        self._times: list[tuple[str, float, float]] = []
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Notes when the block began and ended."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._times.append((name, start, time.monotonic()))
+
+    def take_times(self) -> list[tuple[str, float, float]]:
+        """What lasted here since the last call: names, begins and ends in seconds since the
+        epoch."""
+        times, self._times = self._times, []
+        at = EpochClock().at
+        return [(name, at(began), at(ended)) for name, began, ended in times]
 
     def begin(self, sleeps: bool) -> None:
         """A stage starts, before its engines do: with ``sleeps`` they and the trainer take turns,
@@ -89,27 +108,24 @@ class RankPhases:
         if self._phase is None:
             return
         self._note_memory(self._phase)
-        start = time.monotonic()
         before, after = PHASES[self._phase].awake, PHASES[name].awake
         engine = self._host.engine
         asleep = [tag for tag in reversed(_TAGS) if tag in before - after]
-        if engine is not None and asleep:
-            # in a synchronous schedule only cancelled requests run by now
-            engine.pause("drain")
-            engine.sleep(asleep)
-        slept = time.monotonic()
-        self._keep_away(name, published)
-        if dist.get_world_size() > 1:
-            # a server's GPUs belong to several ranks
-            dist.barrier()
-        freed = time.monotonic()
+        with self._moving("engine_sleep"):
+            if engine is not None and asleep:
+                # in a synchronous schedule only cancelled requests run by now
+                engine.pause("drain")
+                engine.sleep(asleep)
+        with self._moving("trainer_away"):
+            self._keep_away(name, published)
+            if dist.get_world_size() > 1:
+                # a server's GPUs belong to several ranks
+                dist.barrier()
         woken = [tag for tag in _TAGS if tag in after - before]
-        if engine is not None and woken:
-            engine.wake(woken)
+        with self._moving("engine_wake"):
+            if engine is not None and woken:
+                engine.wake(woken)
         self._phase = name
-        self._numbers["time/engine_sleep_s"] += slept - start
-        self._numbers["time/trainer_away_s"] += freed - slept
-        self._numbers["time/engine_wake_s"] += time.monotonic() - freed
 
     def take_numbers(self) -> dict[str, float]:
         """Seconds of the moves, and memory by phase, since the last call."""
@@ -118,6 +134,14 @@ class RankPhases:
         numbers = dict(self._numbers)
         self._numbers.clear()
         return numbers
+
+    @contextmanager
+    def _moving(self, name: str) -> Iterator[None]:
+        """Times the block, and counts its seconds."""
+        with self.timed(name):
+            yield
+        _, began, ended = self._times[-1]
+        self._numbers[f"time/{name}_s"] += ended - began
 
     def _keep_away(self, name: PhaseName, published: str | None) -> None:
         phase = PHASES[name]

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from agentrl.config.sections import MAIN_POOL
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.phases import ranks_of_servers
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import ServedDtype
 from agentrl.errors import TrainingError, WeightMismatchError
-from agentrl.metrics.timing import IdleClock
+from agentrl.metrics.timing import IdleClock, PhaseTimes
 from agentrl.store.logs import StackFile
 from agentrl.training import DistSpec
 from agentrl.training.device import FIRST_DEVICE, DeviceType
@@ -116,6 +117,15 @@ class RoleGroup:
         return self._pending(f"{target}.{method}", "call", by_rank).then(
             lambda answers: self.mesh.answers(answers, sharded=shards is not None)
         )
+
+    def take_times(self) -> list[PhaseTimes]:
+        """What the ranks did since the last call, those of each in order."""
+        pool = "rank" if self.name in ("", MAIN_POOL) else self.name
+        return [
+            PhaseTimes(name, began, ended, f"{pool}-{rank}")
+            for rank, own in enumerate(self.call("phases", "take_times"))
+            for name, began, ended in own
+        ]
 
     def count_call(self, change: int) -> None:
         """A call has begun, or has ended; between calls the ranks are idle."""

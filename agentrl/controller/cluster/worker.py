@@ -101,9 +101,12 @@ class Worker:
             ConfigError: this stage has not built the role.
             TrainingError: a role's method raised; it names rank and host, and has the traceback.
         """
-        hosted = {"rollouts": self.rollouts, "weights": self, "phases": self.phases}
+        hosted = {"rollouts": self.rollouts, "phases": self.phases}
         if target in hosted:
             return getattr(hosted[target], method)(*args)
+        if target == "weights":
+            with self.phases.timed(f"weights.{method}"):
+                return getattr(self, method)(*args)
         if target not in self._roles:
             raise ConfigError(
                 f"role {target!r} is not built in this stage, which has "
@@ -116,7 +119,11 @@ class Worker:
         explaining = explaining_memory(what, getattr(role, "spec", None), self._place.device)
         try:
             # a role may be the user's: an exit ends its call, and not this process
-            with wall(failed_as(TrainingError, f"{what} raised")), explaining:
+            with (
+                self.phases.timed(f"{target}.{method}"),
+                wall(failed_as(TrainingError, f"{what} raised")),
+                explaining,
+            ):
                 return getattr(role, method)(*args)
         except TrainingError as error:
             error.rank = rank if error.rank is None else error.rank

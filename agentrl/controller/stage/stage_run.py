@@ -14,6 +14,7 @@ from agentrl.config import StageConfig
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.checkpoints import CheckpointCopies, Checkpoints, Manifest
 from agentrl.controller.checkpoints.checkpointing import Checkpointing
+from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.failures import check_failures
@@ -185,6 +186,8 @@ class StageRun:
         stats: Stats,
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
+        for group in self._groups:
+            self.timer.put_ranks(group.take_times())
         self.checkpointing.settle(wait=False)
         self.recorder.record_failures(self.schedule.take_failures())
         counts = Counter({**self.schedule.take_counts(), **self.skipped.take_counts()})
@@ -247,10 +250,14 @@ class StageRun:
 
     def _idle_fracs(self) -> dict[str, float]:
         """How long the ranks of each pool were idle; nothing where one holds all roles."""
-        groups = {role.group for roles in self.roles.values() for role in roles.values()}
+        groups = self._groups
         if len(groups) == 1:
             return {}
         return {f"time/idle_frac/{group.name}": group.take_idle_frac() for group in groups}
+
+    @property
+    def _groups(self) -> set[RoleGroup]:
+        return {role.group for roles in self.roles.values() for role in roles.values()}
 
     def _checksums(self) -> dict[str, object]:
         return {

@@ -16,11 +16,10 @@ from agentrl.metrics.outlets.courier import CLOSE_S
 from agentrl.metrics.outlets.tracked_run import TrackedRun
 from agentrl.metrics.sinks import OutletSink
 from agentrl.metrics.timing import PhaseTimes
-from agentrl.types.clock import EpochClock
 
 
 class StepSpans(OutletSink):
-    """A trace for each step: its span, and below it one for each phase.
+    """A trace for each step: its span, and below it one for each phase and each call of a rank.
 
     Args:
         spec: of the collector.
@@ -46,13 +45,12 @@ class StepSpans(OutletSink):
         Raises:
             MachineError: the collector does not take them.
         """
-        at = EpochClock().at
         about = {"agentrl.stage": prefix, "agentrl.step": step}
         within, spans = None, []
-        for name, began, ended in times:
-            began_ns, ended_ns = (int(at(seconds) * 1e9) for seconds in (began, ended))
-            span = self._start(name, within, start_time=began_ns, attributes=about)
-            span.end(ended_ns)
+        for name, began, ended, process in times:
+            own = {**about, "agentrl.process": process} if process else about
+            span = self._start(name, within, start_time=int(began * 1e9), attributes=own)
+            span.end(int(ended * 1e9))
             spans.append(span)
             within = within or set_span_in_context(span)
         if spans and self._exporter.export(spans) is not SpanExportResult.SUCCESS:

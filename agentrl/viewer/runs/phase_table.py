@@ -16,7 +16,8 @@ STEP = "step"
 
 
 class PhaseTable:
-    """When the steps of a run and their phases began and ended. Used under its run's lock.
+    """When the steps of a run, their phases and what ranks did began and ended. Used under its
+    run's lock.
 
     Args:
         path: ``RunDirectory.phases_path``.
@@ -49,19 +50,26 @@ class PhaseTable:
                     own.extend(self._row(step, phase))
 
     def _row(self, step: int, phase: Any) -> tuple[float, ...]:
-        """Step, code of the name, begin and end; nothing where they are none."""
-        name, start, end = phase if isinstance(phase, list) and len(phase) == 3 else ("", 0, 0)
+        """Step, codes of name and process, begin and end; nothing where they are none."""
+        known = isinstance(phase, list) and len(phase) in (3, 4)
+        name, start, end, process = [*phase, ""][:4] if known else ("", 0, 0, "")
         if not 0 < seconds(start) <= seconds(end):
             return ()
-        return step, self._names.setdefault(str(name), len(self._names)), start, end
+        return step, self._code(str(name)), self._code(str(process)), start, end
 
-    def spans(self, stage: str | None, first: float, last: float) -> list[Span]:
-        """Those of some steps, the steps themselves among them; of two that last at one time the
-        one that began later has the moment.
+    def _code(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def spans(self, stage: str | None, first: float, last: float) -> dict[str, list[Span]]:
+        """Those of some steps by the process, empty for the loop, which has the steps themselves;
+        of two that last at one time the one that began later has the moment.
         """
         names = list(self._names)
-        own = np.array(self._stages.get(stage or "", ())).reshape(-1, 4)
-        return [
-            Span(names[int(code)], start, end, int(step), rank=start)
-            for step, code, start, end in own[(own[:, 0] >= first) & (own[:, 0] <= last)].tolist()
-        ]
+        own = np.array(self._stages.get(stage or "", ())).reshape(-1, 5)
+        found: dict[str, list[Span]] = {"": []}
+        for step, name, process, start, end in own[
+            (own[:, 0] >= first) & (own[:, 0] <= last)
+        ].tolist():
+            span = Span(names[int(name)], start, end, int(step), rank=start)
+            found.setdefault(names[int(process)], []).append(span)
+        return found

@@ -51,7 +51,7 @@ def step_view(run: OpenRun, step: Index, stage: str | None = None) -> dict[str, 
         newest = stage is None or stage == run.metrics.newest_stage
         goes_on = newest and not logged and run.state().kind == "alive"
         goes_on = goes_on and step == (run.metrics.newest_step or 0) + 1
-        phases = run.phases.spans(stage or next(iter(stages), None), step, step)
+        phases = run.phases.spans(stage or next(iter(stages), None), step, step)[""]
         kept = kept_of_step(run, step, stage)
         before, after = own.around(step)
         told = read_told(run.directory.now_path) if goes_on else None

@@ -19,7 +19,7 @@ _STEPS = 200
 def timeline_view(
     run: OpenRun, stage: str | None = None, first: Index | None = None, last: Index | None = None
 ) -> dict[str, Any]:
-    """What a stage did when, a lane for each phase and each process.
+    """What a stage did when, a lane for each phase of the loop, each rank and each process's log.
 
     Args:
         run: the run.
@@ -35,7 +35,8 @@ def timeline_view(
         steps = [int(row["step"]) for row in rows]
         last = max(steps, default=0) if last is None else last
         first = max(min(steps, default=0), last - _STEPS + 1) if first is None else first
-        spans = run.phases.spans(stage, first, last)
+        ranks = run.phases.spans(stage, first, last)
+        spans = ranks.pop("")
         told = bool(spans)
         if not told:
             spans = [
@@ -47,11 +48,13 @@ def timeline_view(
     for span in spans:
         lanes.setdefault(span.name, []).append(span)
     lanes |= _episodes(run, stage if len(stages) > 1 else None, first, last)
+    lanes |= dict(sorted(ranks.items(), key=lambda lane: _in_order(lane[0])))
     every = [span for own in lanes.values() for span in own]
     start = min((span.start for span in every), default=0.0)
     end = max((span.end for span in every), default=0.0)
-    for path in (run.directory.events_path, *sorted(run.directory.log_folder.glob("*.jsonl"))):
-        lanes[path.stem] = _logged(path, start, end)
+    lanes["events"] = _logged(run.directory.events_path, start, end)
+    for path in sorted(run.directory.log_folder.glob("*.jsonl")):
+        lanes[f"log of {path.stem}"] = _logged(path, start, end)
     least = shortest([span for own in lanes.values() for span in own])
     return {
         "stage": stage,
@@ -68,6 +71,12 @@ def timeline_view(
             if own
         ],
     }
+
+
+def _in_order(process: str) -> tuple[str, int]:
+    """``rank-10`` after ``rank-9``."""
+    name, _, number = process.rpartition("-")
+    return name, int(number) if number.isdecimal() else 0
 
 
 def _logged(path: Path, start: float, end: float) -> list[Span]:

@@ -192,7 +192,7 @@ def test_a_planted_fault_is_reached_by_few_clicks(name: str, visitor: Visitor) -
     assert 0 < visitor.clicks <= MOST_CLICKS
 
 
-def test_a_finding_leads_to_its_first_episode_and_to_its_chart(visitor: Visitor) -> None:
+def test_a_finding_leads_to_its_first_episode_its_step_and_its_chart(visitor: Visitor) -> None:
     page = visitor.page
     lines = page.locator(".findings li")
     expect(lines).to_have_count(4)
@@ -202,6 +202,10 @@ def test_a_finding_leads_to_its_first_episode_and_to_its_chart(visitor: Visitor)
     visitor.sees(page.locator(".u-over").first)
     page.go_back()
 
+    visitor.click(wrong.get_by_role("link", name="step 12", exact=True))
+    expect(page.locator("h1")).to_have_text("Step 12")
+    page.go_back()
+
     visitor.click(wrong.get_by_role("link", name="episode 1"))
     visitor.sees(page.locator(".call-bad", has_text="ran longer than 5 s").first)
-    assert visitor.clicks == 2
+    assert visitor.clicks == 3

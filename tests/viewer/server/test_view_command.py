@@ -25,6 +25,7 @@ from agentrl.store import RunDirectory
 from agentrl.viewer.launch import Address, ways_in
 from tests.kit.waiting import DEADLINE_S, until
 from tests.run.tiny_run import CONFIG
+from tests.viewer.server.viewers import viewing
 
 ADDRESS = Address("127.0.0.1", 8123, "secret")
 
@@ -135,6 +136,13 @@ def test_what_a_page_needs_loads_no_pandas(run: RunDirectory) -> None:
         mapped = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
     assert "pyarrow" in mapped
     assert "pandas" not in mapped
+
+
+def test_a_viewer_that_ended_hides_no_package(run: RunDirectory) -> None:
+    finders = list(sys.meta_path)
+    with viewing(run.root):
+        assert sys.meta_path != finders
+    assert sys.meta_path == finders
 
 
 def test_over_ssh_the_tunnel_is_told_and_no_browser_opened() -> None:

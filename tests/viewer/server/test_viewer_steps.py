@@ -213,7 +213,7 @@ def test_a_timeline_has_phases_episodes_and_what_processes_logged(
     ]
     assert lanes["episodes"] == [["episodes", 20 * n - 15, 20 * n - 10, n] for n in (1, 2, 3)]
     assert [part[3] for part in lanes["evaluations"]] == [1, 2, 3]
-    assert lanes["rank-0"] == [["saved", 33.0, 35.0, None]]
+    assert lanes["log of rank-0"] == [["saved", 33.0, 35.0, None]]
 
     lanes, found = timeline(first=2, last=2)
     assert [part[3] for part in lanes["step"]] == [2]
@@ -221,6 +221,19 @@ def test_a_timeline_has_phases_episodes_and_what_processes_logged(
     assert timeline(first=7, last=9)[0] == {}
     assert timeline(first=9, last=7)[0] == {}
     timeline(400, first="x")
+
+
+def test_a_timeline_has_what_each_rank_did(made: TimedRun, timeline: Ask) -> None:
+    for step in (1, 2):
+        at = T + 20 * step - 20
+        ranks = [("actor.update", at, at + n, f"rank-{n}") for n in (10, 9, 1)]
+        made.phases(step, ("step", at, at + 20), *ranks, ("critic.values", at, at + 1, "scorers-0"))
+        made.log(step)
+    made.phases(2, ["x", T, T + 1, "a", "b"], ["x", T + 1, T, "rank-1"], ["x", T, T + 1, {}])
+
+    lanes, _ = timeline()
+    assert list(lanes) == ["step", "{}", "rank-1", "rank-9", "rank-10", "scorers-0"]
+    assert lanes["rank-9"] == [["actor.update", 0.0, 9.0, 1], ["actor.update", 20.0, 29.0, 2]]
 
 
 def test_the_timeline_of_an_older_run_has_its_steps(made: TimedRun, timeline: Ask) -> None:

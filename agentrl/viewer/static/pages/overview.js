@@ -58,7 +58,7 @@ function Finding({ run, finding }) {
       ${href ? html`<a href=${href}>${text}</a>` : text}
       <span class="muted evidence">
         ${finding.episodes.map((id, index) => html`<a key=${id} href=${linkOf(run, { page: "trajectory", id })} title=${id}>episode ${index + 1}</a>`)}
-        ${chart && html`<a href=${chart}>chart</a>`}
+        ${chart && html`<a href=${chart}>chart</a> <${StepLink} run=${run} step=${finding.step} stage=${finding.chart.stage} name="step " />`}
       </span>
       ${finding.metrics.length > 1 && html`<details>
         <summary class="muted">${count(finding.metrics.length)} metrics changed</summary>
@@ -108,7 +108,7 @@ function Alerts({ run, alerts }) {
             const href = linkOf(run, alert.link);
             const text = html`<${Name} text=${alert.text} limit=${240} />`;
             return html`<tr key=${index}>
-              <td class="num"><${StepLink} run=${run} alert=${alert} /></td>
+              <td class="num"><${StepLink} run=${run} ...${alert} /></td>
               <td>
                 <span class=${alert.level === "error" ? "bad" : "warn"}>${alert.level}</span>${" "}${href ? html`<a href=${href}>${text}</a>` : text}
                 ${alert.trajectories.map((id) => html`${" "}<a key=${id} href=${linkOf(run, { page: "trajectory", id })}><${Name} text=${id} limit=${40} /></a>`)}
@@ -122,10 +122,10 @@ function Alerts({ run, alerts }) {
   `;
 }
 
-/** The step of an alert, linked to its page. */
-function StepLink({ run, alert: { step, stage } }) {
-  if (!offers("step") || !Number.isInteger(step) || step < 0) return number(step);
-  return html`<a href=${link("step", { run, id: step, stage })}>${number(step)}</a>`;
+/** A step, linked to its page. */
+function StepLink({ run, step, stage, name = "" }) {
+  const text = `${name}${number(step)}`;
+  return offers("step") && Number.isInteger(step) && step >= 0 ? html`<a href=${link("step", { run, id: step, stage })}>${text}</a>` : text;
 }
 
 /** Evaluations: by label, each metric's value at each step that was evaluated. */

@@ -11,8 +11,9 @@ import { StageChoice } from "../ui/stage_choice.js";
 import { Empty, Loaded } from "../ui/state.js";
 import { RunMetrics } from "./metrics.js";
 
-const NAMES = { step: ["steps", 1], wait_rollout: ["waiting for rollouts", 8], episodes: ["episodes", 6], evaluations: ["episodes of evaluations", 4], events: ["events of the run", 7] };
-const nameOf = (name) => (Object.hasOwn(NAMES, name) ? NAMES[name] : phaseOf(name));
+const NAMES = { __proto__: null, step: ["steps", 1], wait_rollout: ["waiting for rollouts", 8], episodes: ["episodes", 6], evaluations: ["episodes of evaluations", 4], events: ["events of the run", 7] };
+/** For people, and the hue; a rank's call, such as actor.update, has that of its phase. */
+const nameOf = (name) => NAMES[name] ?? (name.includes(".") ? [name, phaseOf(name.split(".").at(-1))[1]] : phaseOf(name));
 const HUES = 8;
 
 /** The page; stage, first and last step are in the address. */
@@ -76,7 +77,7 @@ function Phases({ run, data }) {
   return html`<section class="panel">
     ${!data.placed && html`<p class="muted">This run did not record when its phases began: its steps alone are drawn.</p>`}
     <${Lanes} label="Phases on the wall clock" lanes=${lanes} from=${0} to=${data.end || 1} lookOf=${lookOf} textOf=${textOf} onPart=${open} />
-    <p class="muted small">All ranks take part in a phase of the loop together; below them stands what each process logged. A click on a phase opens its step.</p>
+    <p class="muted small">Below the phases of the loop stands what each rank did, and then what each process logged. A click on a phase opens its step.</p>
   </section>`;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,6 +68,54 @@ def test_a_phrase_has_its_counts_rewards_and_episodes() -> None:
     assert change.ids_b == having[:20]
     assert change.log_odds > 2.0
     assert change.p <= change.q < 0.01
+
+
+def course(seed: int, shares: Sequence[float]) -> list[list[Episode]]:
+    """By step from 1 on, 64 episodes of which such a share has the phrase and a broken call."""
+    return [
+        [
+            replace(one, id=f"{step}-{one.id}", step=step)
+            for one in rounds(seed, range(8 * step, 8 * step + 8), planted=share, broken=share)
+        ]
+        for step, share in enumerate(shares, start=1)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("onset", [2, 5, 8, 10])
+def test_what_began_at_once_is_dated(seed: int, onset: int) -> None:
+    steps = course(seed, [0.5 * (step >= onset) for step in range(1, 11)])
+    flat = [one for own in steps for one in own]
+    first = 128 if onset > 2 else 64
+    found = behaviour(flat[:first], flat[-128:], flat[first:-128])
+
+    for change in (*found.phrases, *found.patterns):
+        assert change.since == onset
+        assert [step for step, _ in change.course][-3:] == [8, 9, 10]
+        having = [one.id for one in steps[onset - 1] if "double" in one.texts[0]]
+        assert change.first == (having[0] if change.text.startswith(PLANTED) else change.first)
+    # without what lies between, the first known step of b is named
+    apart = behaviour(steps[0], steps[-1])
+    assert [change.since for change in apart.phrases] == [None]
+
+
+def test_what_came_gradually_has_no_onset() -> None:
+    steps = course(0, [0.06 * step for step in range(10)])
+    flat = [one for own in steps for one in own]
+    (phrase,) = behaviour(flat[:128], flat[-128:], flat[128:-128]).phrases
+    assert (phrase.since, phrase.first) == (None, "")
+    assert len(phrase.course) == 10
+
+
+def test_what_the_prompt_of_an_episode_between_says_is_not_its_behaviour() -> None:
+    steps = course(0, [0.0, 0.0, 0.5, 0.5])
+    between = [
+        replace(one, texts=(PLANTED,), prompt=f"Now {PLANTED} {n}", id=f"x{n}")
+        for n, one in enumerate(steps[1])
+    ]
+    (phrase,) = behaviour(steps[0], [*steps[2], *steps[3]], between).phrases
+    assert phrase.since == 3
+    assert dict(phrase.course)[2] == 0.0
 
 
 @pytest.mark.parametrize("seed", range(3))

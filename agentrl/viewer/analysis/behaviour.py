@@ -17,6 +17,7 @@ from statistics import NormalDist
 import numpy as np
 
 from agentrl.types.arrays import F64, I32, I64, Bools
+from agentrl.viewer.analysis.change_points import level_onset
 from agentrl.viewer.analysis.ngrams import (
     MAX_DOCUMENTS,
     MAX_WORDS,
@@ -69,7 +70,9 @@ class Change:
         reward_with, reward_without: mean rewards in the range where it is more frequent; None
             without a reward to average.
         ids_a, ids_b: some trajectories that have it.
-        course: by step of both ranges, the share of trajectories that have it.
+        course: by step, the share of trajectories that have it.
+        since: the step at which it became so, if it did at once (``level_onset``).
+        first: the first trajectory from then on that has it, where it became more frequent.
     """
 
     text: str
@@ -85,6 +88,8 @@ class Change:
     ids_a: list[str] = field(default_factory=list)
     ids_b: list[str] = field(default_factory=list)
     course: list[tuple[int, float]] = field(default_factory=list)
+    since: int | None = None
+    first: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,7 @@ class Behaviour:
         phrases: of the policy's text.
         num_a, num_b: trajectories that were read; fewer than given where ``MAX_WORDS`` of text or
             ``MAX_DOCUMENTS`` were reached.
-        complete: whether all were read.
+        complete: whether all of a and b were read.
     """
 
     patterns: tuple[Change, ...]
@@ -109,6 +114,7 @@ class Behaviour:
 def behaviour(
     a: Iterable[Episode],
     b: Iterable[Episode],
+    between: Iterable[Episode] = (),
     *,
     limit: int = 50,
     rate: float = FALSE_DISCOVERIES,
@@ -117,13 +123,15 @@ def behaviour(
 
     Args:
         a, b: of two ranges of steps; read in turns, an episode at a time.
+        between: of the steps between them, in any order, which date what changed; up to
+            ``MAX_WORDS``.
         limit: the most patterns and the most phrases.
         rate: the largest expected share of findings that are none.
     """
     sides = _Sides()
     complete = sides.read(a, b)
-    patterns: list[Change] = []
-    phrases: list[Change] = []
+    patterns: list[Candidate] = []
+    phrases: list[Candidate] = []
     if any(sides.second) and not all(sides.second):
         second = np.array(sides.second)
         tasks = np.unique(sides.tasks, return_inverse=True)[1] * 2 + second
@@ -131,11 +139,25 @@ def behaviour(
             second, np.unique(tasks, return_inverse=True)[1], sides.ids, sides.rewards, sides.steps
         )
         known = Corpus.of(sides.prompts)
-        phrases = _changes(Corpus.of(sides.texts), known, sides.words, frame, rate, limit)
+        phrases = _changes(Corpus.of(sides.texts), known, frame, rate, limit)
         nothing = Corpus.of([[] for _ in sides.ids])
-        patterns = _changes(Corpus.of(sides.calls), nothing, sides.names, frame, rate, limit, " → ")
+        patterns = _changes(Corpus.of(sides.calls), nothing, frame, rate, limit)
     counts = (sides.second.count(False), sides.second.count(True))
-    return Behaviour(tuple(patterns), tuple(phrases), *counts, complete)
+    if not (phrases or patterns):
+        return Behaviour((), (), *counts, complete)
+    middle = _Middle(sides, phrases, patterns, between)
+    return Behaviour(
+        tuple(
+            _change(one, " → ".join(sides.names.words[i] for i in one.words), frame, middle)
+            for one in patterns
+        ),
+        tuple(
+            _change(one, " ".join(sides.words.words[i] for i in one.words), frame, middle)
+            for one in phrases
+        ),
+        *counts,
+        complete,
+    )
 
 
 class _Sides:
@@ -172,10 +194,16 @@ class _Sides:
         self.rewards.append(np.nan if episode.reward is None else episode.reward)
         self.steps.append(episode.step)
         self.second.append(second)
-        self.texts.append(self._numbers(episode.texts))
-        self.prompts.append(self._numbers((episode.prompt,)))
+        for own, numbers in zip(
+            (self.texts, self.prompts, self.calls), self.numbers(episode), strict=True
+        ):
+            own.append(numbers)
+
+    def numbers(self, episode: Episode) -> tuple[I32, I32, I32]:
+        """What the policy wrote, its prompt, and its calls."""
         calls = [call for turn in episode.calls for call in turn] or [NO_CALL]
-        self.calls.append(np.array([self.names[call] for call in calls], dtype=np.int32))
+        called = np.array([self.names[call] for call in calls], dtype=np.int32)
+        return self._numbers(episode.texts), self._numbers((episode.prompt,)), called
 
     def _numbers(self, texts: Sequence[str]) -> I32:
         numbers: list[int] = []
@@ -214,12 +242,10 @@ class _Frame:
 def _changes(
     corpus: Corpus,
     known: Corpus,
-    words: Vocabulary,
     frame: _Frame,
     rate: float,
     limit: int,
-    between: str = " ",
-) -> list[Change]:
+) -> list[Candidate]:
     """The candidates that pass the test, the surest first."""
     found: list[Candidate] = []
     num_tests = 0
@@ -230,8 +256,7 @@ def _changes(
         return []
     kept = _significant(found, num_tests, frame, rate)
     kept.sort(key=lambda one: (-abs(one.z), -len(one.words)))
-    joined = join_overlapping(kept, corpus, limit)
-    return [_change(one, between.join(words.words[i] for i in one.words), frame) for one in joined]
+    return join_overlapping(kept, corpus, limit)
 
 
 def _candidates(corpus: Corpus, counts: NgramCounts, frame: _Frame, rate: float) -> list[Candidate]:
@@ -273,7 +298,44 @@ def _significant(
     return [one for one in found if one.q <= rate]
 
 
-def _change(one: Candidate, text: str, frame: _Frame) -> Change:
+class _Middle:
+    """Which of the episodes between the ranges have what changed.
+
+    Attributes:
+        steps, ids: ``[D]`` of those that were read.
+    """
+
+    def __init__(
+        self,
+        sides: _Sides,
+        phrases: Sequence[Candidate],
+        patterns: Sequence[Candidate],
+        episodes: Iterable[Episode],
+    ) -> None:
+        self.steps: list[int] = []
+        self.ids: list[str] = []
+        self._having: dict[Candidate, list[bool]] = {one: [] for one in (*phrases, *patterns)}
+        left = MAX_WORDS
+        for episode in episodes:
+            texts, prompts, calls = sides.numbers(episode)
+            left -= texts.size + prompts.size
+            if left < 0:
+                break
+            self.steps.append(episode.step)
+            self.ids.append(episode.id)
+            wrote, knew, called = (Corpus.of([own]) for own in (texts, prompts, calls))
+            for one in phrases:
+                has = wrote.occurs(0, one.counted) and not knew.occurs(0, one.counted)
+                self._having[one].append(has)
+            for one in patterns:
+                self._having[one].append(called.occurs(0, one.counted))
+
+    def having(self, one: Candidate) -> Bools:
+        """``[D]`` whether it has this one."""
+        return np.array(self._having[one], dtype=bool)
+
+
+def _change(one: Candidate, text: str, frame: _Frame, middle: _Middle) -> Change:
     num_a, num_b = frame.sizes
     in_b = frame.second[one.documents]
     count_b = int(in_b.sum())
@@ -281,8 +343,14 @@ def _change(one: Candidate, text: str, frame: _Frame) -> Change:
     has = np.zeros(frame.second.size, dtype=bool)
     has[one.documents] = True
     rewards = np.array(frame.rewards)
-    steps, places = np.unique(frame.steps, return_inverse=True)
-    shares = np.bincount(places[has], minlength=steps.size) / np.bincount(places)
+    ids = [*frame.ids, *middle.ids]
+    everywhere = np.concatenate([has, middle.having(one)])
+    steps, places = np.unique([*frame.steps, *middle.steps], return_inverse=True)
+    counts = np.bincount(places).astype(np.float64)
+    shares = np.bincount(places[everywhere], minlength=steps.size) / counts
+    onset = level_onset(steps.astype(np.float64), shares, counts)
+    later = [] if onset is None else np.flatnonzero(everywhere & (places >= onset)).tolist()
+    risen = onset is not None and everywhere[places >= onset].mean() > everywhere.mean()
     own = (frame.second == (count_b / num_b > count_a / num_a)) & ~np.isnan(rewards)
     return Change(
         text=text,
@@ -298,6 +366,8 @@ def _change(one: Candidate, text: str, frame: _Frame) -> Change:
         ids_a=[frame.ids[index] for index in one.documents[~in_b][:SHOWN_IDS]],
         ids_b=[frame.ids[index] for index in one.documents[in_b][:SHOWN_IDS]],
         course=list(zip(steps.tolist(), shares.tolist(), strict=True)),
+        since=None if onset is None else int(steps[onset]),
+        first=ids[min(later, key=places.__getitem__)] if later and risen else "",
     )
 
 

@@ -98,6 +98,27 @@ def change_points(
     return found
 
 
+def level_onset(steps: F64, values: F64, counts: F64) -> int | None:
+    """Where the second of two levels begins which fit a series better than a line does, by least
+    squares; None where a line fits as well, so that it changed gradually.
+
+    Args:
+        steps: ``[n]`` ascending.
+        values: ``[n]`` means of a step.
+        counts: ``[n]`` of how many each is a mean.
+    """
+    if values.size < 3:
+        return None
+    centred = values - np.average(values, weights=counts)
+    before = np.cumsum(counts * centred)[:-1]
+    sizes = np.cumsum(counts)[:-1]
+    gains = before**2 * (1.0 / sizes + 1.0 / (counts.sum() - sizes))
+    x = steps - np.average(steps, weights=counts)
+    of_line = np.sum(counts * x * centred) ** 2 / np.sum(counts * x**2)
+    place = int(np.argmax(gains)) + 1
+    return place if gains[place - 1] > of_line else None
+
+
 def _within(found: ChangePoint, values: F64, stretch: int) -> ChangePoint:
     """The same with its place among all values."""
     first = max(0, (found.place - WINDOW) * stretch)

@@ -228,8 +228,8 @@ class Candidate:
     """An n-gram and its test.
 
     Args:
-        words: numbers of a ``Vocabulary``.
-        documents: the trajectories that have it, ascending.
+        words: numbers of a ``Vocabulary``; those of a longer phrase where others were joined to it.
+        documents: the trajectories that have it, as it was counted, ascending.
         log_odds, z, p, q: as ``Change``.
     """
 
@@ -239,6 +239,10 @@ class Candidate:
     z: float = 0.0
     p: float = 1.0
     q: float = 1.0
+    counted: Words = ()
+
+    def __post_init__(self) -> None:
+        self.counted = self.words
 
 
 def join_overlapping(

@@ -44,6 +44,8 @@ from agentrl.viewer.wire import packed
 
 _MOST_SIBLINGS = 64
 _MOST_EPISODES = 20_000
+_MOST_BETWEEN = 4000
+"""Episodes between two ranges, an even share of them."""
 _RANGE = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?")
 Index = Annotated[int, Query(ge=0, lt=2**53)]
 
@@ -137,12 +139,17 @@ def behaviour_view(
         DataError: a range is none.
         QueryError: the query is none.
     """
+    (a_first, a_last), (b_first, b_last) = _steps(a, "a"), _steps(b, "b")
+    after, before = min(a_last, b_last) + 1, max(a_first, b_first) - 1
+    asked = [(a, "a", _MOST_EPISODES), (b, "b", _MOST_EPISODES)]
+    if after <= before:
+        asked.append((f"{after}..{before}", "between", _MOST_BETWEEN))
     sides = []
     complete = True
-    for name, text in (("a", a), ("b", b)):
+    for text, name, most in asked:
         places = run.index().places(_within(text, name, query, stage), "step")
-        stride = -(-len(places) // _MOST_EPISODES) or 1
-        complete &= stride == 1
+        stride = -(-len(places) // most) or 1
+        complete &= stride == 1 or name == "between"
         sides.append(read_episodes(run.directory, run.reader, places[::stride]))
     found = behaviour(*sides)
     return asdict(replace(found, complete=found.complete and complete))

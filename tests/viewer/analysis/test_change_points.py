@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.metrics.changes import SHARE, Gauge
 from agentrl.types.arrays import F64
-from agentrl.viewer.analysis.change_points import MOST_STEPS, change_points
+from agentrl.viewer.analysis.change_points import MOST_STEPS, change_points, level_onset
 
 RISE = Gauge(SHARE)
 
@@ -105,3 +105,24 @@ def test_a_million_steps_are_thinned_and_the_onset_stays_exact() -> None:
     (found,) = change_points(values, RISE)
 
     assert found.place == 654_321
+
+
+@pytest.mark.parametrize(
+    ("values", "counts", "onset"),
+    [
+        # by hand: of 0, 0, 3, 3 two levels leave nothing, a line 1.8 of 9
+        ([0, 0, 3, 3], [1, 1, 1, 1], 2),
+        ([0, 1, 2, 3], [1, 1, 1, 1], None),
+        ([5, 0, 0], [1, 1, 1], 1),
+        ([2, 2, 2], [1, 1, 1], None),
+        ([0, 1], [1, 1], None),
+        # one episode of many says little
+        ([0, 9, 0, 0, 3, 3], [100, 1, 100, 100, 100, 100], 4),
+        ([0, 9, 0, 0, 3, 3], [1, 100, 1, 1, 1, 1], 2),
+    ],
+)
+def test_two_levels_begin_where_they_fit_better_than_a_line(
+    values: list[float], counts: list[float], onset: int | None
+) -> None:
+    steps = np.arange(len(values)) + 1.0
+    assert level_onset(steps, np.array(values, float), np.array(counts, float)) == onset

@@ -13,6 +13,7 @@ from tests.viewer.browser.conftest import Open
 from tests.viewer.browser.detective_run import (
     CALLS_STEP,
     COSTLY,
+    HACK_STEP,
     LOSS_STEP,
     PRAISE,
     SPLIT,
@@ -93,8 +94,9 @@ def truncated_and_why(visitor: Visitor) -> None:
 def reward_hacking(visitor: Visitor) -> None:
     tab(visitor, "Behaviour")
     row = visitor.page.locator("tbody tr", has_text=PRAISE).first
-    # it pays, and it is new
-    with_it, without = (row.locator("td").nth(place).inner_text() for place in (7, 8))
+    # it pays, and it began at once
+    expect(row.get_by_role("link", name=str(HACK_STEP), exact=True)).to_be_visible()
+    with_it, without = (row.locator("td").nth(place).inner_text() for place in (8, 9))
     assert float(with_it) > float(without)
     visitor.click(row.get_by_role("link", name="episode 1 of b"))
     tab(visitor, "Judging")

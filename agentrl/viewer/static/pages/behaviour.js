@@ -27,13 +27,13 @@ function Ranges({ run, params, steps, stages, stage }) {
           ${number(data.num_a)} trajectories of a, ${number(data.num_b)} of b.
           ${data.complete === false && " More were there than are read at once; these are an even share."}
         </p>
-        <${Changes} run=${run} data=${data} a=${a} b=${b} />
+        <${Changes} run=${run} stage=${stage} data=${data} a=${a} b=${b} />
       `}
     <//>
   `;
 }
 
-function Changes({ run, data, a, b }) {
+function Changes({ run, stage, data, a, b }) {
   const all = [...data.patterns.map((one) => ({ ...one, kind: "pattern" })), ...data.phrases.map((one) => ({ ...one, kind: "phrase" }))];
   const [active, setActive] = useCursor({
     scope: "Changes",
@@ -44,7 +44,7 @@ function Changes({ run, data, a, b }) {
       if (id) go(link("trajectory", { run, id }));
     },
   });
-  const row = (change, index) => html`<${Change} key=${change.text} run=${run} change=${change}
+  const row = (change, index) => html`<${Change} key=${change.text} run=${run} stage=${stage} change=${change}
     active=${index === active} onFocus=${() => setActive(index)} />`;
   const patterns = data.patterns.length;
   return html`
@@ -66,7 +66,7 @@ function ChangeTable({ title, noun, none, a, b, children }) {
         : html`<table class="rows">
             <thead>
               <tr>
-                <th>${noun}</th><th class="num">in a (${a})</th><th class="num">in b (${b})</th><th>Change</th><th>By step</th>
+                <th>${noun}</th><th class="num">in a (${a})</th><th class="num">in b (${b})</th><th>Change</th><th>By step</th><th class="num" title="the step from which it is so, where it began at once">Since</th>
                 <th class="num">log odds</th><th class="num">p</th><th class="num">Reward with</th>
                 <th class="num">Reward without</th><th>Episodes</th>
               </tr>
@@ -77,7 +77,7 @@ function ChangeTable({ title, noun, none, a, b, children }) {
   `;
 }
 
-function Change({ run, change, active, onFocus }) {
+function Change({ run, stage, change, active, onFocus }) {
   return html`
     <tr class=${active ? "active" : ""} data-active=${active} onClick=${onFocus}>
       <td class="mono phrase"><${Name} text=${change.text} limit=${160} /></td>
@@ -85,6 +85,7 @@ function Change({ run, change, active, onFocus }) {
       <td class="num">${percent(change.freq_b)}</td>
       <td><${Shift} from=${change.freq_a} to=${change.freq_b} /></td>
       <td><${Sparkline} points=${change.course} name="share of episodes by step" /></td>
+      <td class="num">${change.since !== null && html`<a href=${link("step", { run, id: change.since, stage })}>${number(change.since)}</a>`}${change.first && html`${" "}<a href=${link("trajectory", { run, id: change.first })} title=${change.first} aria-label="the first episode">first</a>`}</td>
       <td class="num">${change.log_odds > 0 ? "+" : ""}${number(change.log_odds)}</td>
       <td class="num">${number(change.p, 2)}</td>
       <td class="num">${number(change.reward_with)}</td>

@@ -59,7 +59,8 @@ class CallGroup(RoleGroup):
         target, name = by_rank[0][:2]
         own = [args[2:] for args in by_rank]
         self.calls.append((target, name, own))
-        answers = [self._answer(rank, *args) for rank, args in enumerate(own)]
+        times = [(f"{target}.{name}", 1.0, 2.0)]
+        answers = [(self._answer(rank, *args), times) for rank, args in enumerate(own)]
         return lambda _: answers
 
 
@@ -79,6 +80,18 @@ def called(
 
 def test_of_first_all_are_called_and_rank_0_answers() -> None:
     assert called(Role.first, 7) == (0, [("role", "first", [(7,)] * 3)])
+
+
+@pytest.mark.parametrize(("pool", "name"), [("main", "rank"), ("", "rank"), ("judges", "judges")])
+def test_what_ranks_did_bears_their_names_and_is_told_once(pool: str, name: str) -> None:
+    group = CallGroup(MeshShape(dp=2), lambda rank: rank)
+    group.name = pool
+    RoleHandle(group, "role").call(Role.first)
+    assert group.take_times() == [
+        ("role.first", 1.0, 2.0, f"{name}-0"),
+        ("role.first", 1.0, 2.0, f"{name}-1"),
+    ]
+    assert group.take_times() == []
 
 
 def test_of_data_each_gets_its_part() -> None:

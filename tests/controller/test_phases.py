@@ -225,19 +225,6 @@ class Ranks(RoleGroup):
         return list(ranks)
 
 
-def test_what_ranks_did_bears_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pool, name in (("main", "rank"), ("scorers", "scorers")):
-        ranks = Ranks("01")
-        ranks.name = pool
-        times = [[("a", 1.0, 2.0), ("b", 2.0, 3.0)], [("a", 1.0, 5.0)]]
-        monkeypatch.setattr(ranks, "call", lambda *called, own=times: own)
-        assert ranks.take_times() == [
-            ("a", 1.0, 2.0, f"{name}-0"),
-            ("b", 2.0, 3.0, f"{name}-0"),
-            ("a", 1.0, 5.0, f"{name}-1"),
-        ]
-
-
 def worker_spec(ranks_a_server: int, gpus: int = 1) -> Any:
     traits = EngineTraits(ranks_a_server=ranks_a_server, gpus=gpus)
     spec = SimpleNamespace(section="own", traits=lambda: traits)

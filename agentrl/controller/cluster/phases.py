@@ -22,6 +22,9 @@ from agentrl.types.clock import EpochClock
 
 PhaseName: TypeAlias = Literal["rollout", "update", "publish"]
 
+RankTime: TypeAlias = tuple[str, float, float]
+"""What lasted on a rank: name, begin and end in seconds since the epoch."""
+
 _GIB = 2**30
 _TAGS: tuple[Tag, ...] = ("weights", "kv_cache", "graphs")
 """Of an engine, as it wakes; it sleeps in the other order."""
@@ -68,7 +71,8 @@ class RankPhases:
         self._host = host
         self._phase: PhaseName | None = None
         self._numbers: defaultdict[str, float] = defaultdict(float)
-        self._times: list[tuple[str, float, float]] = []
+        # by ``time.monotonic``
+        self._times: list[RankTime] = []
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -79,9 +83,8 @@ class RankPhases:
         finally:
             self._times.append((name, start, time.monotonic()))
 
-    def take_times(self) -> list[tuple[str, float, float]]:
-        """What lasted here since the last call: names, begins and ends in seconds since the
-        epoch."""
+    def take_times(self) -> list[RankTime]:
+        """What lasted here since the last call."""
         times, self._times = self._times, []
         at = EpochClock().at
         return [(name, at(began), at(ended)) for name, began, ended in times]

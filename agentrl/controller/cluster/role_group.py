@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from agentrl.config.sections import MAIN_POOL
 from agentrl.controller.cluster.mesh import MeshShape
-from agentrl.controller.cluster.phases import ranks_of_servers
+from agentrl.controller.cluster.phases import RankTime, ranks_of_servers
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import ServedDtype
@@ -81,7 +81,8 @@ class RoleGroup:
         """Ranks that have one of the servers beside them together."""
         self._under_way = 0
         self._clock = IdleClock()
-        # guards the two above: the loop's thread and the scoring thread call
+        self._times: list[PhaseTimes] = []
+        # guards the three above: the loop's thread and the scoring thread call
         self._counting = threading.Lock()
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
@@ -114,18 +115,28 @@ class RoleGroup:
             With shards one answer for each data coordinate, otherwise one for each rank.
         """
         by_rank = [(target, method, *own) for own in self.mesh.arguments(shards, args)]
-        return self._pending(f"{target}.{method}", "call", by_rank).then(
-            lambda answers: self.mesh.answers(answers, sharded=shards is not None)
-        )
+
+        def taken(found: list[tuple[Any, list[RankTime]]]) -> list[Any]:
+            self._note_times([times for _, times in found])
+            answers = [answer for answer, _ in found]
+            return self.mesh.answers(answers, sharded=shards is not None)
+
+        return self._pending(f"{target}.{method}", "call", by_rank).then(taken)
+
+    def _note_times(self, by_rank: Sequence[list[RankTime]]) -> None:
+        pool = "rank" if self.name in ("", MAIN_POOL) else self.name
+        with self._counting:
+            self._times += [
+                PhaseTimes(*one, process=f"{pool}-{rank}")
+                for rank, own in enumerate(by_rank)
+                for one in own
+            ]
 
     def take_times(self) -> list[PhaseTimes]:
-        """What the ranks did since the last call, those of each in order."""
-        pool = "rank" if self.name in ("", MAIN_POOL) else self.name
-        return [
-            PhaseTimes(name, began, ended, f"{pool}-{rank}")
-            for rank, own in enumerate(self.call("phases", "take_times"))
-            for name, began, ended in own
-        ]
+        """What the ranks did since the last call, as far as they have answered."""
+        with self._counting:
+            times, self._times = self._times, []
+        return times
 
     def count_call(self, change: int) -> None:
         """A call has begun, or has ended; between calls the ranks are idle."""

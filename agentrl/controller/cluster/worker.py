@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from agentrl.controller.cluster.episode_host import EpisodeHost
-from agentrl.controller.cluster.phases import RankPhases
+from agentrl.controller.cluster.phases import RankPhases, RankTime
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.engines import PauseMode, SharedGpus
 from agentrl.engines.tensor_parallel import Shards
@@ -93,14 +93,21 @@ class Worker:
             with explaining_memory(f"building the role {name!r}", spec, self._place.device):
                 self._roles[name] = spec.build(self._place)
 
-    def call(self, target: str, method: str, *args: Any) -> Any:
+    def call(self, target: str, method: str, *args: Any) -> tuple[Any, list[RankTime]]:
         """Runs a method of a role, of the episode host (``rollouts``), of the weights
         (``weights``) or of the phases (``phases``).
+
+        Returns:
+            What it returns, and what lasted here since the last call that returned.
 
         Raises:
             ConfigError: this stage has not built the role.
             TrainingError: a role's method raised; it names rank and host, and has the traceback.
         """
+        answer = self._run(target, method, *args)
+        return answer, self.phases.take_times()
+
+    def _run(self, target: str, method: str, *args: Any) -> Any:
         hosted = {"rollouts": self.rollouts, "phases": self.phases}
         if target in hosted:
             return getattr(hosted[target], method)(*args)

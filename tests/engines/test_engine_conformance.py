@@ -97,6 +97,7 @@ def check_servers(spec: EngineSpec, folder: Path, own: Path, **given: Any) -> No
 
 
 @pytest.mark.sglang
+@pytest.mark.wide
 @pytest.mark.timeout(900)
 def test_sglang_engine_with_a_model_that_sees(tmp_path: Path) -> None:
     folder = write_qwen_vl(tmp_path, context=CONTEXT)

@@ -23,7 +23,7 @@ from tests.engines.sglang.models import HuggingFace, logprobs, made, publish, re
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
 from tests.run.tiny_run import metrics
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.wide("servers of two ranks")]
 
 PROMPT = [5, 17, 200, 33, 8]
 

@@ -266,7 +266,7 @@ async def test_a_run_over_its_own_limit_is_the_codes_fault_in_a_small_container_
         assert (await sandbox.run("print(1)")).stdout == b"1\n"
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 async def test_without_landlock_the_container_keeps_its_guarantees(own: Make) -> None:
     settings = replace(host_settings(own()), abi_cap=0)
 

@@ -174,7 +174,7 @@ async def test_any_program_of_an_image_without_python_runs_once_it_is_prepared(
     assert prepare([no_python], settings) == [Prepared(no_python, "present", grafted=True)]
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 async def test_an_image_with_a_python_beside_it_passes_the_suite(
     settings: DockerSettings, no_python: str
 ) -> None:

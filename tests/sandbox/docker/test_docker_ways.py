@@ -145,6 +145,7 @@ def podman(folder: Path) -> Iterator[str]:
     subprocess.run(["umount", f"{folder}/root/overlay"], check=False, capture_output=True)
 
 
+@pytest.mark.wide
 async def test_podman_passes_every_check_of_what_it_guarantees(podman: str) -> None:
     settings = DockerSettings(host=podman, max_sandboxes=16)
     prepare([LOCAL_PYTHON], settings)

@@ -17,6 +17,7 @@ from tests.viewer.browser.runs import record
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.tooling
 def test_each_page_is_taken_in_both_themes(browser: Browser, tmp_path: Path) -> None:
     with viewing(record(tmp_path / "sums").directory.root) as address:
         light = take(browser, address, tmp_path / "out", themes=["light"])
@@ -32,6 +33,7 @@ def test_each_page_is_taken_in_both_themes(browser: Browser, tmp_path: Path) -> 
     assert brightness["overview-dark"] < 80 < 200 < brightness["overview-light"]
 
 
+@pytest.mark.tooling
 def test_a_page_without_what_it_should_show_ends_the_script(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

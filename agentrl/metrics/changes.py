@@ -29,11 +29,13 @@ class Gauge:
         worse: 1 where more is worse, -1 where less is, 0 where both are.
         floor: added to sizes before they are compared by factors, in the metric's unit: below it
             a factor means nothing. None compares by differences.
+        rise: a rise matters from so many times ``least`` on.
     """
 
     least: float
     worse: Worse = 1
     floor: float | None = None
+    rise: float = 1.0
 
     def scaled(self, values: F64) -> F64:
         """``[n]`` values of which differences are compared."""
@@ -43,6 +45,7 @@ class Gauge:
         """``[n]`` how many times what matters each difference is; 0 where it is for the better."""
         # a factor of 1 asks for any change
         times = rises / (self.least if self.floor is None else max(math.log(self.least), 1e-9))
+        times = np.where(times > 0.0, times / self.rise, times)
         return np.abs(times) if self.worse == 0 else np.maximum(times * self.worse, 0.0)
 
 
@@ -117,7 +120,8 @@ def gauge_of(name: str, health: HealthSpec, spread: float) -> Gauge | None:
             nobody knows, are measured.
     """
     if REWARD.fullmatch(name):
-        return Gauge(spread, 0) if spread > 0 else None
+        # A policy that learns fast rises by a spread in some steps; a judge that is fooled, by more.
+        return Gauge(spread, 0, rise=3.0) if spread > 0 else None
     for pattern, setting, make in _HEALTH:
         if pattern.fullmatch(name):
             threshold = getattr(health, setting)

@@ -97,6 +97,17 @@ def test_what_is_bad_from_the_first_step_on_is_told() -> None:
     assert found.query == 'step:1 tool:"python" tool_errors>=1'
 
 
+@pytest.mark.parametrize(
+    ("after", "is_told"), [(0.9, False), (1.5, False), (2.0, True), (-0.2, True), (0.2, False)]
+)
+def test_a_reward_that_rises_must_rise_by_more_than_learning_does(
+    after: float, is_told: bool
+) -> None:
+    logged = curves(reward__std=[0.5] * 30, reward__mean=shift(0.4, after, 9))
+
+    assert [one.step for one in findings(logged)] == [9] * is_told
+
+
 def test_the_thresholds_are_those_of_health() -> None:
     logged = curves(length__response__mean=shift(100, 350, 12))
 

@@ -8,6 +8,7 @@ import { VirtualList } from "./virtual_list.js";
 const HEIGHT = 18; // of a lane's canvas, in pixels
 const ROW = 24;
 const TICK = 110; // pixels between two ticks at least
+const LABEL = 60; // pixels of a tick's text, which stands behind it
 
 /**
  * @typedef {[name: string, start: number, end: number, version: number|null]} Part in seconds
@@ -112,7 +113,8 @@ function ticksOf(from, to, width) {
   const power = 10 ** Math.floor(Math.log10(least));
   const step = [1, 2, 5, 10].map((size) => size * power).find((size) => size >= least);
   const first = Math.ceil(from / step);
-  const count = Math.floor(to / step) - first + 1;
+  const last = to - ((to - from) * LABEL) / width;
+  const count = Math.floor(last / step) - first + 1;
   return Array.from({ length: Math.max(0, count) }, (_, index) => (first + index) * step);
 }
 

@@ -120,7 +120,7 @@ def gauge_of(name: str, health: HealthSpec, spread: float) -> Gauge | None:
             nobody knows, are measured.
     """
     if REWARD.fullmatch(name):
-        # A policy that learns fast rises by a spread in some steps; a judge that is fooled, by more.
+        # Learning fast is a rise by a spread in some steps; to fool a judge is a rise by more.
         return Gauge(spread, 0, rise=3.0) if spread > 0 else None
     for pattern, setting, make in _HEALTH:
         if pattern.fullmatch(name):

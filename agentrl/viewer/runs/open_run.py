@@ -171,6 +171,8 @@ class OpenRun(Closing):
         """By step and stage (``views.run_view``)."""
         self.parts: dict[tuple[str, float], list[Span]] = {}
         """Of the episodes of the step that was shown last, by id and ``recorded_at``."""
+        self.read_of = (0, 0)
+        """Of the comparison that was asked for last: trajectories that it has read, of how many."""
 
     @cached_property
     def reader(self) -> TrajectoryReader:

@@ -6,7 +6,7 @@ Each reads what it needs of a run under the run's lock, and computes without it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -30,7 +30,7 @@ from agentrl.viewer.analysis.blame import (
 )
 from agentrl.viewer.analysis.retokenise import retokenise
 from agentrl.viewer.analysis.side_by_side import group_view, task_view, turn_diff
-from agentrl.viewer.analysis.stored_rows import read_episodes, stored_rows
+from agentrl.viewer.analysis.stored_rows import Episode, read_episodes, stored_rows
 from agentrl.viewer.analysis.tasks import new_calls, task_changes
 from agentrl.viewer.index import Place
 from agentrl.viewer.index.query import term
@@ -150,9 +150,22 @@ def behaviour_view(
         places = run.index().places(_within(text, name, query, stage), "step")
         stride = -(-len(places) // most) or 1
         complete &= stride == 1 or name == "between"
-        sides.append(read_episodes(run.directory, run.reader, places[::stride]))
-    found = behaviour(*sides)
+        sides.append(places[::stride])
+    run.read_of = (0, sum(map(len, sides)))
+    found = behaviour(*(_counted(run, places) for places in sides))
     return asdict(replace(found, complete=found.complete and complete))
+
+
+def _counted(run: OpenRun, places: Sequence[Place]) -> Iterator[Episode]:
+    for episode in read_episodes(run.directory, run.reader, places):
+        read, of = run.read_of
+        run.read_of = (read + 1, of)
+        yield episode
+
+
+def reading(run: OpenRun) -> dict[str, int]:
+    """How far the comparison that was asked for last has come: trajectories ``read`` ``of`` all."""
+    return dict(zip(("read", "of"), run.read_of, strict=True))
 
 
 def tasks_view(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from agentrl.viewer.demo import unpack_demo
 from agentrl.viewer.launch import Address
@@ -190,6 +190,24 @@ def test_a_planted_fault_is_reached_by_few_clicks(name: str, visitor: Visitor) -
     WAYS[name](visitor, FAULTS[name])
 
     assert 0 < visitor.clicks <= MOST_CLICKS
+
+
+def test_what_a_comparison_has_read_is_told_while_it_reads(visitor: Visitor) -> None:
+    page = visitor.page
+    visitor.click(page.get_by_role("link", name="Behaviour", exact=True))
+    counts = page.get_by_role("status").filter(has_text="trajectories of a")
+    expect(counts).to_be_visible()
+    held: list[Route] = []
+    page.route("**/behaviour?*", lambda route: held.append(route))
+    page.reload()
+    # the comparison before has told what there is to read
+    whole = re.compile(r"(\S+) of \1 trajectories are read")
+    told = page.get_by_role("status").filter(has_text=whole)
+    expect(told.locator("progress")).to_be_visible()
+    for route in held:
+        route.continue_()
+    expect(counts).to_be_visible()
+    page.unroute("**/behaviour?*")
 
 
 def test_a_finding_leads_to_its_first_episode_its_step_and_its_chart(visitor: Visitor) -> None:

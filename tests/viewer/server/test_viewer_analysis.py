@@ -192,6 +192,7 @@ def test_a_task_that_is_solved_at_last_tells_by_what(client: Client) -> None:
 def test_behaviour_is_compared_between_ranges_of_steps(client: Client) -> None:
     answer = client.of_run("/behaviour", a="1..1", b="2..3", query="task:task-0").json()
     assert (answer["num_a"], answer["num_b"], answer["complete"]) == (2, 4, True)
+    assert client.of_run("/reading").json() == {"read": 6, "of": 6}
     for params in (
         {"a": "3..1", "b": "2"},
         {"a": "x", "b": "2"},

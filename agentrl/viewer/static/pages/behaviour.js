@@ -1,6 +1,7 @@
 /** Behaviour: what the policy does and says more or less often in one range of steps than in another. */
 import { html } from "../lib/html.js";
-import { ofRun, useApi } from "../lib/api.js";
+import { useEffect, useState } from "../vendor/hooks.js";
+import { get, ofRun, useApi } from "../lib/api.js";
 import { number, percent } from "../lib/format.js";
 import { go, link } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
@@ -21,7 +22,7 @@ function Ranges({ run, params, steps, stages, stage }) {
   const found = useApi(ofRun(run, "behaviour"), { a, b, query, stage });
   return html`
     <${RangeForm} a=${a} b=${b} query=${query} steps=${steps} stages=${stages} stage=${stage} />
-    <${Loaded} of=${found}>
+    <${Loaded} of=${found} waiting=${html`<${Reading} run=${run} />`}>
       ${(data) => html`
         <p class="muted" role="status">
           ${number(data.num_a)} trajectories of a, ${number(data.num_b)} of b.
@@ -31,6 +32,19 @@ function Ranges({ run, params, steps, stages, stage }) {
       `}
     <//>
   `;
+}
+
+/** How many trajectories were read, asked for while they are. */
+function Reading({ run }) {
+  const [{ read, of }, setRead] = useState({ read: 0, of: 0 });
+  useEffect(() => {
+    // a server that is lost is told at the top of the page
+    const timer = setInterval(() => get(ofRun(run, "reading")).then(setRead, () => {}), 500);
+    return () => clearInterval(timer);
+  }, [run]);
+  return html`<p class="empty" role="status">
+    ${of === 0 ? "Loading…" : html`<progress value=${read} max=${of} aria-label="trajectories"></progress> ${number(read)} of ${number(of)} trajectories are read.`}
+  </p>`;
 }
 
 function Changes({ run, stage, data, a, b }) {

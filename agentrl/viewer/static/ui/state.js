@@ -2,16 +2,16 @@
 import { html } from "../lib/html.js";
 
 /**
- * Shows `children(data)` once there is data; before it that it loads, instead of it what was refused.
- * @param {{of: {data: any, error: Error|null, loading: boolean}, children: (data: any) => any}} props
+ * Shows `children(data)` once there is data; before it `waiting`, instead of it what was refused.
+ * @param {{of: {data: any, error: Error|null, loading: boolean}, waiting?: any, children: (data: any) => any}} props
  */
-export function Loaded({ of, children }) {
+export function Loaded({ of, waiting, children }) {
   if (of.data !== null) {
     const told = of.error && of.error.status !== 0; // a lost server is the banner's to tell
     return html`${told && html`<${Failed} error=${of.error} />`}${children(of.data)}`;
   }
   if (of.error) return html`<${Failed} error=${of.error} />`;
-  return html`<p class="empty" role="status">Loading…</p>`;
+  return waiting ?? html`<p class="empty" role="status">Loading…</p>`;
 }
 
 /** An error, in its own words. */

@@ -82,7 +82,7 @@ def course(seed: int, shares: Sequence[float]) -> list[list[Episode]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("onset", [2, 5, 8, 10])
+@pytest.mark.parametrize("onset", [2, 5, 8, 9])
 def test_what_began_at_once_is_dated(seed: int, onset: int) -> None:
     steps = course(seed, [0.5 * (step >= onset) for step in range(1, 11)])
     flat = [one for own in steps for one in own]
@@ -91,12 +91,22 @@ def test_what_began_at_once_is_dated(seed: int, onset: int) -> None:
 
     for change in (*found.phrases, *found.patterns):
         assert change.since == onset
-        assert [step for step, _ in change.course][-3:] == [8, 9, 10]
-        having = [one.id for one in steps[onset - 1] if "double" in one.texts[0]]
-        assert change.first == (having[0] if change.text.startswith(PLANTED) else change.first)
-    # without what lies between, the first known step of b is named
+        assert [step for step, _ in change.course] == list(range(1, 11))
+    (phrase,) = found.phrases
+    assert phrase.first == next(one.id for one in steps[onset - 1] if "double" in one.texts[0])
+    # two steps have no course
     apart = behaviour(steps[0], steps[-1])
     assert [change.since for change in apart.phrases] == [None]
+
+
+def test_all_that_lies_between_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = course(0, [0.0] * 6 + [0.5] * 2)
+    between = [one for own in steps[1:6] for one in own]
+    # as many words as both ranges have, about
+    monkeypatch.setattr(sys.modules[behaviour.__module__], "MAX_WORDS", 16_000)
+    (phrase,) = behaviour(steps[0], [*steps[6], *steps[7]], between).phrases
+    assert [step for step, _ in phrase.course] == list(range(1, 9))
+    assert phrase.since == 7
 
 
 def test_what_came_gradually_has_no_onset() -> None:

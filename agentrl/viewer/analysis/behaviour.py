@@ -123,8 +123,7 @@ def behaviour(
 
     Args:
         a, b: of two ranges of steps; read in turns, an episode at a time.
-        between: of the steps between them, in any order, which date what changed; up to
-            ``MAX_WORDS``.
+        between: of the steps between them, in any order, which date what changed; all are read.
         limit: the most patterns and the most phrases.
         rate: the largest expected share of findings that are none.
     """
@@ -315,15 +314,11 @@ class _Middle:
         self.steps: list[int] = []
         self.ids: list[str] = []
         self._having: dict[Candidate, list[bool]] = {one: [] for one in (*phrases, *patterns)}
-        left = MAX_WORDS
         for episode in episodes:
-            texts, prompts, calls = sides.numbers(episode)
-            left -= texts.size + prompts.size
-            if left < 0:
-                break
             self.steps.append(episode.step)
             self.ids.append(episode.id)
-            wrote, knew, called = (Corpus.of([own]) for own in (texts, prompts, calls))
+            # nothing of its text is kept
+            wrote, knew, called = (Corpus.of([own]) for own in sides.numbers(episode))
             for one in phrases:
                 has = wrote.occurs(0, one.counted) and not knew.occurs(0, one.counted)
                 self._having[one].append(has)

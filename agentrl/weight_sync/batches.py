@@ -10,23 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.engines import Served, ServedDtype, UpdateSession
 from agentrl.engines.checksum import tensor_checksum
-from agentrl.engines.servers.client import NewVersion, ServerClient
+from agentrl.engines.servers.client import NamedTensors, NewVersion, ServerClient
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
-from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.training import WeightPart
 
 BATCH_BYTES = 256 * 2**20
 """Of tensors in one call; a larger tensor goes alone."""
-_NOTHING = np.empty(0, np.uint8)
 _ALIGNED = 64
 """Bytes at whose multiples tensors begin."""
 
@@ -61,7 +58,7 @@ class BatchSender(ABC):
     def send(
         self,
         update: ServerUpdate,
-        by_rank: Sequence[Sequence[WeightArray]],
+        by_rank: Sequence[NamedTensors],
         new: NewVersion | None,
     ) -> None:
         """Gives all servers some tensors, and returns when they have them.
@@ -99,6 +96,11 @@ class BatchSender(ABC):
         if len(self._memory) < size:
             self._memory = self.allocate(size)
         return self._memory
+
+    def ended(self) -> None:
+        """An update has ended; the KV cache and the trainer want a GPU's memory."""
+        if self._memory.is_cuda:
+            self._memory = torch.empty(0, dtype=torch.uint8)
 
     def allocate(self, size: int) -> Tensor:
         """New memory."""
@@ -144,13 +146,15 @@ class BatchSession:
         except BaseException:
             self.abort()
             raise
+        self._sender.ended()
         self._update.finish()
 
     def abort(self) -> None:
         """The engine is corrupt where a batch was sent."""
+        self._sender.ended()
         self._update.give_up()
 
-    def _send(self, by_rank: Sequence[Sequence[WeightArray]], last: bool) -> None:
+    def _send(self, by_rank: Sequence[NamedTensors], last: bool) -> None:
         self._sender.send(self._update, by_rank, self._update.new if last else None)
 
 
@@ -191,10 +195,9 @@ class Batch:
         dtype: ServedDtype,
         memory: Callable[[int], Tensor],
         most_bytes: int,
-        send: Callable[[Sequence[Sequence[WeightArray]], bool], None],
+        send: Callable[[Sequence[NamedTensors], bool], None],
     ) -> None:
-        self._dtype = dtype
-        self._itemsize = getattr(torch, dtype).itemsize
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._get_memory = memory
         self._most_bytes = most_bytes
         self._send_tensors = send
@@ -227,7 +230,7 @@ class Batch:
 
     def _size(self, tensor: ShardTensor) -> int:
         """Bytes of a tensor, up to where the next one begins."""
-        return aligned(math.prod(tensor.shape) * self._itemsize)
+        return aligned(math.prod(tensor.shape) * self._dtype.itemsize)
 
     def _reserve(self, held: _Held) -> None:
         """Makes room for a tensor; what is in the way is sent."""
@@ -237,18 +240,17 @@ class Batch:
         if self._used + size > len(self._memory):
             # Tensors that wait for parts leave it too little.
             self._move(self._used + size)
-        num_bytes = math.prod(held.tensor.shape) * self._itemsize
+        num_bytes = math.prod(held.tensor.shape) * self._dtype.itemsize
         held.bytes = self._memory[self._used : self._used + num_bytes]
         self._used += size
 
     def _send(self, *, last: bool) -> None:
         """Sends the tensors that have all of their parts."""
-        by_rank: list[list[WeightArray]] = [[] for _ in range(self._num_ranks)]
+        by_rank: list[list[tuple[str, Tensor]]] = [[] for _ in range(self._num_ranks)]
         for held in self._gathered:
             if held.changed and not held.missing:
-                name, shape = held.tensor.name, held.tensor.shape
-                data = _NOTHING if held.bytes.is_meta else held.bytes.numpy()
-                by_rank[held.rank].append(WeightArray(name, self._dtype, shape, data))
+                own = held.bytes.view(self._dtype).view(held.tensor.shape)
+                by_rank[held.rank].append((held.tensor.name, own))
         if last or any(by_rank):
             self._send_tensors(by_rank, last)
         self._gathered = [held for held in self._gathered if held.missing]

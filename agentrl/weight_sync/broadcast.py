@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from agentrl.engines import Served, UpdateSession
-from agentrl.engines.servers.client import NewVersion
+from agentrl.engines.servers.client import NamedTensors, NewVersion
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError, StaleWeightsError
 from agentrl.weight_sync.batches import BatchSender
 from agentrl.weight_sync.group_root import GroupBackend, GroupRoot
@@ -91,16 +90,16 @@ class BroadcastSender(BatchSender):
     def send(
         self,
         update: ServerUpdate,
-        by_rank: Sequence[Sequence[WeightArray]],
+        by_rank: Sequence[NamedTensors],
         new: NewVersion | None,
     ) -> None:
         """See ``BatchSender.send``: announces tensors to the servers, and has the root send them. A
         group that lost a rank is broken for all of its ranks."""
         group, weights = self.group, self._elsewhere()
         [batch] = by_rank
-        tensors: Iterable[tuple[str, Tensor]] = map(_tensor, batch)
+        tensors: Iterable[tuple[str, Tensor]] = batch
         if weights:
-            names = {array.name for array in batch}
+            names = {name for name, _ in batch}
             tensors = weights.only(names).tensors()
             # Servers that are lost are given these when they come up, and compared then.
             update.checksums |= {name: weights.reference.checksum[name] for name in names}
@@ -173,9 +172,3 @@ def _together(update: ServerUpdate, group: _Group, theirs: Future[Any]) -> Mappi
         time.sleep(_LOOK_S)
         sent = group.root("ended", group.name)
     return sent
-
-
-def _tensor(array: WeightArray) -> tuple[str, Tensor]:
-    """Its name, and the tensor over its memory."""
-    dtype: torch.dtype = getattr(torch, array.dtype)
-    return array.name, torch.from_numpy(array.data).view(dtype).view(array.shape)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.engines.servers.client import NewVersion
+from agentrl.engines.servers.client import NamedTensors, NewVersion
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.weights import WeightArray
 from agentrl.weight_sync.batches import BatchSender
 
 
@@ -20,7 +19,7 @@ class HttpSender(BatchSender):
     def send(
         self,
         update: ServerUpdate,
-        by_rank: Sequence[Sequence[WeightArray]],
+        by_rank: Sequence[NamedTensors],
         new: NewVersion | None,
     ) -> None:
         """See ``BatchSender.send``."""

@@ -1,5 +1,5 @@
 """Shard memory: of the ranks that have a server together, each writes its own part of the weights
-into shared memory, and the server reads all of them.
+into memory that the server sees, and the server reads all of them.
 
 No rank ever has more of the model than its part of what is served, and a bucket. All ranks of the
 process group take part in each bucket, so that those of all servers go on at once.
@@ -8,7 +8,6 @@ process group take part in each bucket, so that those of all servers go on at on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,30 +16,30 @@ from torch import Tensor
 
 from agentrl.engines import Served, ServedDtype, UpdateSession
 from agentrl.engines.checksum import checksum_of
-from agentrl.engines.servers.client import ServerClient
+from agentrl.engines.servers.client import NamedTensors, ServerClient
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
-from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.training import WeightPart
 from agentrl.weight_sync import batches
-from agentrl.weight_sync.shared_memory import SharedMemorySender
+from agentrl.weight_sync.shared_memory import SharedMemorySender, pickled
 
 
 class ShardSender(SharedMemorySender):
     """``WeightSender`` of a rank that has a server together with others.
 
     Args:
-        ranks: that have the server, in the order of its tensor-parallel ranks; the first owns it,
-            and the memory.
-        served: see ``BatchSender``.
+        ranks: that have the server, in the order of its tensor-parallel ranks; the first owns it.
+        served, device: see ``SharedMemorySender``.
     """
 
-    def __init__(self, ranks: Sequence[int], served: Served | None = None) -> None:
-        super().__init__(served)
+    def __init__(
+        self, ranks: Sequence[int], served: Served | None = None, device: str = "cpu"
+    ) -> None:
+        super().__init__(served, device)
         self.ranks = tuple(ranks)
-        self._own = torch.empty(0, dtype=torch.uint8)
+        self.num_writers = len(ranks)
         self._shards: Shards | None = None
 
     def shards(
@@ -63,30 +62,13 @@ class ShardSender(SharedMemorySender):
         """See ``WeightSender.catch_up``: the owner alone, since the other ranks train meanwhile."""
         SharedMemorySender(self._served).catch_up(update)
 
-    def own_memory(self, size: int) -> Tensor:
-        """This rank's part of the memory, at least so many bytes. Collective."""
-        if len(self._own) < size:
-            size = batches.aligned(size)
-            place, number = self.ranks.index(dist.get_rank()), len(self.ranks)
-            handle: Any = None
-            if place == 0:
-                memory = self.memory(size * number)
-                handle = memory.untyped_storage()._share_filename_cpu_()
-            told = _of_all_ranks(handle)
-            if place > 0:
-                storage = torch.UntypedStorage._new_shared_filename_cpu(*told[self.ranks[0]])
-                memory = torch.empty(0, dtype=torch.uint8).set_(storage)
-            size = len(memory) // number
-            self._own = memory[place * size : (place + 1) * size]
-        return self._own
-
 
 class ShardSession:
     """An ``UpdateSession`` of one rank's part; every rank puts its own in the same order.
     Collective.
 
     Args:
-        sender: whose memory holds the bucket.
+        sender: whose memory holds this rank's bucket.
         tensors: what the rank of the server holds for which this one writes.
         dtype: as served.
         update: of the servers; None on a rank that owns none.
@@ -107,7 +89,7 @@ class ShardSession:
         # Together they have as much memory as one sender of whole tensors.
         room = batches.BATCH_BYTES // len(sender.ranks)
         own = (tuple(tensors),)
-        self._batch = batches.Batch(own, dtype, sender.own_memory, room, self._send)
+        self._batch = batches.Batch(own, dtype, sender.memory, room, self._send)
 
     def put(self, name: str, tensor: Tensor) -> None:
         """The block of a tensor that this rank writes."""
@@ -115,7 +97,7 @@ class ShardSession:
         if self._update is not None:
             self._update.accept(name, block.shape)
         part = WeightPart(name, block.shape, block.first, tensor)
-        self._sums[block] = part.sums()
+        self._sums[block] = part.sums().cpu()
         self._batch.put(part)
 
     def commit(self) -> None:
@@ -127,37 +109,26 @@ class ShardSession:
             own = [sums[rank] for rank in self._sender.ranks]
             update.checksums |= written_checksums(own, self._dtype)
         self._batch.end()
+        self._sender.ended()
         if update is not None:
             update.finish()
 
     def abort(self) -> None:
         """See ``UpdateSession.abort``."""
+        self._sender.ended()
         if self._update is not None:
             self._update.give_up()
 
-    def _send(self, by_rank: Sequence[Sequence[WeightArray]], last: bool) -> None:
+    def _send(self, by_rank: Sequence[NamedTensors], last: bool) -> None:
         """Hands a bucket of all ranks over; the servers have read it when this returns."""
-        dist.barrier()
+        [own] = by_rank
+        told = _of_all_ranks(pickled(own))
         update = self._update
         if update is not None:
             new = update.new if last else None
-            self._sender.send(update, self._of_ranks(by_rank[0]), new)
+            self._sender.hand_over(update, [told[rank] for rank in self._sender.ranks], new)
         # A rank may write the next bucket when all servers have read this one.
         dist.barrier()
-
-    def _of_ranks(self, arrays: Sequence[WeightArray]) -> list[list[WeightArray]]:
-        """The tensors of each rank, which lie in its memory as the owner's lie here."""
-        number = len(self._sender.ranks)
-        own = self._sender.own_memory(0)
-        rows = self._sender.memory(0)[: number * len(own)].view(number, -1).numpy()
-        firsts = [array.data.ctypes.data - own.data_ptr() for array in arrays]
-        return [
-            [
-                replace(array, data=row[first : first + array.data.size])
-                for array, first in zip(arrays, firsts, strict=True)
-            ]
-            for row in rows
-        ]
 
 
 def written_checksums(

@@ -16,7 +16,6 @@ from agentrl.weight_sync.shard_memory import ShardSender
 from agentrl.weight_sync.shared_memory import SharedMemorySender
 
 _SENDERS: Mapping[TransportName, type[BatchSender]] = {
-    "shared_memory": SharedMemorySender,
     "disk": DiskSender,
     "http": HttpSender,
 }
@@ -27,6 +26,7 @@ def make_sender(
     served: Served | None = None,
     elsewhere: Callable[[], ServedWeights | None] = lambda: None,
     ranks: Sequence[int] = (),
+    device: str = "cpu",
 ) -> WeightSender | None:
     """The sender of a transport; None where weights are put in this process.
 
@@ -35,12 +35,15 @@ def make_sender(
         served: where a server that was started again gets its weights.
         elsewhere: see ``BroadcastSender``.
         ranks: that have the servers together; see ``ShardSender``.
+        device: ``cuda`` where the servers have this process's GPU in turn with it.
     """
     if transport is None:
         return None
     if transport.name == "broadcast":
         backend: GroupBackend = "nccl" if transport.device == "cuda" else "gloo"
         return BroadcastSender(backend, transport.address, served, elsewhere)
-    if transport.name == "shared_memory" and len(ranks) > 1:
-        return ShardSender(ranks, served)
+    if transport.name == "shared_memory":
+        if len(ranks) > 1:
+            return ShardSender(ranks, served, device)
+        return SharedMemorySender(served, device)
     return _SENDERS[transport.name](served)

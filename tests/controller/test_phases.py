@@ -238,9 +238,9 @@ def test_the_first_of_a_servers_ranks_owns_it_over_all_their_gpus() -> None:
         "share_server",
         [
             ((0, 1), ("4", "5"), True),
-            ((0, 1), (), True),
+            ((0, 1), ("4", "5"), True),
             ((2, 3), ("6", "7"), True),
-            ((2, 3), (), True),
+            ((2, 3), ("6", "7"), True),
         ],
     )
 

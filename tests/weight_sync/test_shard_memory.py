@@ -47,9 +47,10 @@ def test_each_rank_writes_its_own_part_and_the_server_reads_all(size: int, tmp_p
         # a tensor that is put together, and what is sent and received for it
         assert 0 < room <= size * 3 * largest / tp
         shared = {name: most for own in of_tp for name, most in own["shared"].items()}
-        # One file of each server, in which the ranks' parts begin at multiples of 64 bytes.
-        assert len(shared) == size // tp
-        assert all(0 < most < max(largest, BATCH_BYTES) + 64 * tp for most in shared.values())
+        # A file of each rank, in which tensors begin at multiples of 64 bytes.
+        assert len(shared) == size
+        most = max(largest, BATCH_BYTES // tp) + 64 * len(SHAPES)
+        assert all(0 < size <= most for size in shared.values())
 
 
 def test_a_block_of_two_ranks_counts_once_and_must_be_the_same() -> None:

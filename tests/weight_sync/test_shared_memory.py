@@ -9,6 +9,8 @@ import base64
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from safetensors.torch import save_file
 from agentrl.engines import EnginePlace
 from agentrl.errors import MachineError
 from agentrl.weight_sync import SharedMemorySender, batches
+from agentrl.weight_sync.shared_memory import pickled
 from tests.engines.servers.broken_server import says
 from tests.engines.servers.test_server_events import CONFIG, DONE, Build, build
 from tests.kit.waiting import until_async
@@ -74,10 +77,15 @@ class Reader:
             "update_weights_from_tensor": self._read,
         }
 
+    def tensors(self, told: bytes) -> list[tuple[str, torch.Tensor]]:
+        """What a rank unpickles."""
+        found: list[tuple[str, torch.Tensor]] = pickle.loads(told)
+        return found
+
     def _read(self, handler: Any) -> None:
         body = json.loads(handler.body)
         for held, text in zip(self.held, body["serialized_named_tensors"], strict=True):
-            for name, tensor in pickle.loads(base64.b64decode(text)):
+            for name, tensor in self.tensors(base64.b64decode(text)):
                 held[name] = tensor.clone()
         self.forms.add(body["load_format"])
         self.labels.append(body.get("weight_version"))
@@ -218,3 +226,107 @@ async def test_a_server_that_returns_is_sent_all_weights(
     other.held[0].clear()
     await asyncio.to_thread(publish, engine, 2, tensors, tensors)
     assert other.held[0].keys() == tensors.keys()
+
+
+def placed(
+    tensors: dict[str, torch.Tensor], memory: torch.Tensor
+) -> list[tuple[str, torch.Tensor]]:
+    """Tensors in this memory, with a gap between them."""
+    found, start = [], 64
+    for name, tensor in tensors.items():
+        own = memory[start:][: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        found.append((name, own.copy_(tensor)))
+        start += 256
+    return found
+
+
+def small(dtype: str) -> dict[str, torch.Tensor]:
+    shapes = {"a.weight": (3, 5), "b.bias": (7,), "c": (2, 2, 2)}
+    return {name: torch.randn(shape).to(getattr(torch, dtype)) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pickled_tensors_lie_in_the_memory_and_may_be_read_by_each_once(dtype: str) -> None:
+    tensors = small(dtype)
+    memory = SharedMemorySender().memory(1024)
+    for _ in range(2):
+        told = pickled(placed(tensors, memory), 2)
+        assert len(told) < 1024
+        for _ in range(2):
+            found = dict(pickle.loads(told))
+            assert found.keys() == tensors.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+            memory[64:68] = 0
+            assert not found["a.weight"].flatten()[0]
+            placed(tensors, memory)
+
+
+RANK = """
+import pickle, sys, torch
+from torch.multiprocessing import reductions
+
+made = reductions.rebuild_cuda_tensor
+
+def by_uuid(*given):
+    found = [
+        index
+        for index in range(torch.cuda.device_count())
+        if str(torch.cuda.get_device_properties(index).uuid) == given[6]
+    ]
+    return made(*given[:6], *found, *given[7:])
+
+reductions.rebuild_cuda_tensor = by_uuid
+while size := int.from_bytes(sys.stdin.buffer.read(8), "little"):
+    tensors = pickle.loads(sys.stdin.buffer.read(size))
+    torch.save([(name, tensor.cpu(), str(tensor.device)) for name, tensor in tensors], sys.argv[1])
+    del tensors
+    print("read", flush=True)
+"""
+"""Reads as SGLang's ranks do, in a process of its own: none opens its own memory by CUDA IPC."""
+
+
+class RankApart(Reader):
+    """A server of one rank, which unpickles in another process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
+        super().__init__(1)
+        self.devices: set[str] = set()
+        self._process = process
+        self._path = path
+
+    def tensors(self, told: bytes) -> list[tuple[str, torch.Tensor]]:
+        asked, answers = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert answers is not None
+        asked.write(len(told).to_bytes(8, "little") + told)
+        asked.flush()
+        assert answers.readline() == b"read\n"
+        found = torch.load(self._path)
+        self.devices |= {device for _, _, device in found}
+        return [(name, tensor) for name, tensor, _ in found]
+
+
+@pytest.mark.gpu
+def test_weights_on_a_gpu_are_read_where_they_lie(
+    build: Build,
+    tensors: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batches, "BATCH_BYTES", 2048)
+    path = tmp_path / "read.pt"
+    words = [sys.executable, "-c", RANK, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        server = RankApart(process, path)
+        sender = SharedMemorySender(device="cuda")
+        engine, _ = build(sender=lambda: sender, **server.routes)
+        for version in (1, 2):
+            tensors = {name: own + 1 for name, own in tensors.items()}
+            publish(engine, version, {name: own.cuda() for name, own in tensors.items()}, tensors)
+            assert server.devices == {"cuda:0"}
+            assert all(torch.equal(server.held[0][name], own) for name, own in tensors.items())
+            # What an update took is given back.
+            assert not sender.memory(0).numel()
+        assert process.stdin is not None
+        process.stdin.write(bytes(8))
+        process.stdin.close()

@@ -76,9 +76,14 @@ class EpisodeHost:
         self._copied: Mapping[str, int] = {}
         self._announces = False
         self.shared: SharedGpus | None = None
-        """The GPUs that a server started here has in turn with ranks."""
+        """The GPUs that the server of this rank has in turn with its ranks."""
         self.ranks: tuple[int, ...] = ()
         """Those that have the server together; none where it is no rank's."""
+
+    @property
+    def device(self) -> str:
+        """Where weights wait for the servers of this process's rank."""
+        return "cpu" if self.shared is None else "cuda"
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
         self.close()
@@ -87,7 +92,7 @@ class EpisodeHost:
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
             transport = spec.engine.spec.traits().transport
-            sender = make_sender(transport, self._tensors, self._elsewhere, self.ranks)
+            sender = make_sender(transport, self._tensors, self._elsewhere, self.ranks, self.device)
             self._announces = transport is not None and transport.name == "broadcast"
             engine = self._plan(spec).build(sender)
             on_close = None

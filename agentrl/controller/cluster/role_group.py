@@ -172,7 +172,7 @@ class RoleGroup:
         for ranks in servers:
             ids = tuple(places[rank].gpu for rank in ranks) if on_gpus else ()
             for rank in ranks:
-                by_rank[rank] = (tuple(ranks), ids if rank == ranks[0] else (), sleeps)
+                by_rank[rank] = (tuple(ranks), ids, sleeps)
         self.call_ranks("sharing the servers", "share_server", by_rank)
         self.ranks_a_server = together
         return self.pool_of([ranks[0] for ranks in servers])

@@ -166,7 +166,7 @@ class Worker:
 
         Args:
             ranks: that have a server together, this one too; the first owns it.
-            ids: GPUs of the server that this rank owns; none where it owns or takes none.
+            ids: GPUs of the server; none where it takes none.
             sleeps: whether engines and trainer have them in turn.
         """
         self.rollouts.shared = SharedGpus(ids) if ids else None
@@ -213,7 +213,7 @@ class Worker:
         if role not in self._resharders:
             wanted = [part for tensor in own for part in tensor.parts]
             dtype = getattr(torch, weights.dtype)
-            made = Resharder(served.places(), wanted, dtype, torch.device("cpu"))
+            made = Resharder(served.places(), wanted, dtype, torch.device(host.device))
             self._resharders[role] = made
         parts = self._resharders[role].run(served.parts(weights.version))
         if host.engine is not None:
@@ -222,7 +222,7 @@ class Worker:
             numbers = sum(math.prod(tensor.shape) for rank in shards for tensor in rank)
             return replace(report, bytes=numbers * getattr(torch, weights.dtype).itemsize)
         if self._sender is None:
-            self._sender = ShardSender(host.ranks)
+            self._sender = ShardSender(host.ranks, device=host.device)
         session = ShardSession(self._sender, own, weights.dtype)
         for part in parts:
             session.put(part.name, part.tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,15 @@ from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.held_weights import HeldTensor
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.tensor_parallel import Shards
-from agentrl.engines.weights import WeightArray, read_config
+from agentrl.engines.weights import read_config
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, GenerateRequest, RoutingShape
 
 if TYPE_CHECKING:
-    from torch import UntypedStorage
+    from torch import Tensor
+
+NamedTensors: TypeAlias = "Sequence[tuple[str, Tensor]]"
+"""Tensors of a publish, contiguous, in the served dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +201,7 @@ class ServerClient(Protocol):
 
     async def leave_groups(self) -> None: ...
 
-    async def receive(
-        self, name: str, arrays: Sequence[WeightArray], new: NewVersion | None
-    ) -> None: ...
+    async def receive(self, name: str, tensors: NamedTensors, new: NewVersion | None) -> None: ...
 
     async def digests(self) -> Mapping[HeldTensor, str]:
         """The server's own digests of its weights, by names that servers of the same kind share;
@@ -242,18 +243,15 @@ class ServerKind(Protocol):
 
     def client(self, name: str, url: str, labels: WeightLabels) -> ServerClient: ...
 
-    def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
+    def bucket(self, tensors: NamedTensors) -> EncodedTensors:
         """Tensors by value."""
         ...
 
-    def shared(
-        self, memory: UntypedStorage, by_rank: Sequence[Sequence[WeightArray]], readers: int
-    ) -> EncodedTensors:
-        """Tensors by where they lie in shared memory.
+    def shared(self, by_rank: Sequence[bytes]) -> EncodedTensors:
+        """Tensors by where they lie in memory that the servers see.
 
         Args:
-            memory: that all of them lie in.
-            by_rank: those of each rank, as it holds them; one entry of whole ones for all ranks.
-            readers: how many read an entry, once each.
+            by_rank: those of each rank as ``[(name, tensor), ...]``, pickled as torch's
+                multiprocessing does; one entry of whole ones for all ranks.
         """
         ...

@@ -11,7 +11,12 @@ import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.held_weights import HeldTensor
-from agentrl.engines.servers.client import EncodedTensors, NewVersion, WeightLabels
+from agentrl.engines.servers.client import (
+    EncodedTensors,
+    NamedTensors,
+    NewVersion,
+    WeightLabels,
+)
 from agentrl.engines.servers.http_client import HttpClient, RefusedError, ServerLostError
 from agentrl.engines.servers.program.tensor_names import part_names
 from agentrl.engines.sglang.capabilities import (
@@ -26,7 +31,7 @@ from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.sglang.stream import tell_new
 from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
 from agentrl.engines.tensor_parallel import Shards
-from agentrl.engines.weights import WeightArray, read_config
+from agentrl.engines.weights import read_config
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest
 
@@ -253,14 +258,12 @@ class SGLangClient(HttpClient):
             name = self._groups.pop()
             await self._success("/destroy_weights_update_group", {"group_name": name})
 
-    async def receive(
-        self, name: str, arrays: Sequence[WeightArray], new: NewVersion | None
-    ) -> None:
+    async def receive(self, name: str, tensors: NamedTensors, new: NewVersion | None) -> None:
         """Receives tensors by broadcast, one after the other; returns when they are loaded.
 
         Args:
             name: a group that it joined.
-            arrays: in the order of the broadcasts; their names, dtypes and shapes are sent.
+            tensors: in the order of the broadcasts; their names, dtypes and shapes are sent.
             new: given with the last of an update alone.
 
         Raises:
@@ -273,9 +276,9 @@ class SGLangClient(HttpClient):
                 retryable=False,
             )
         body = {
-            "names": [array.name for array in arrays],
-            "dtypes": [array.dtype for array in arrays],
-            "shapes": [array.shape for array in arrays],
+            "names": [name for name, _ in tensors],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
+            "shapes": [tensor.shape for _, tensor in tensors],
             "group_name": name,
         }
         await self._load("/update_weights_from_distributed", body, new)

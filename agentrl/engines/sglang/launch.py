@@ -8,11 +8,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl.engines.base import EnginePlace, SharedGpus
 from agentrl.engines.find import engines_with
-from agentrl.engines.servers.client import EncodedTensors, WeightLabels
+from agentrl.engines.servers.client import EncodedTensors, NamedTensors, WeightLabels
 from agentrl.engines.servers.program.launch import ProgramServers
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.sglang.client import SGLangClient
@@ -20,13 +19,9 @@ from agentrl.engines.sglang.model_check import SPARE_POSITIONS
 from agentrl.engines.sglang.routed_experts import ServedExperts
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.model.families import is_mixture
-from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types import RoutingShape
 from agentrl.types.user_code.load import load_object
-
-if TYPE_CHECKING:
-    from torch import UntypedStorage
 
 # The KV cache is bounded by its tokens, and the fraction by nothing: a server does not start where
 # its weights take more than that of the free memory, or others do while it loads.
@@ -112,18 +107,14 @@ class SGLangServers(ProgramServers[SGLangEngineSpec]):
         """A client of one server."""
         return SGLangClient(name, url, self.place, self.spec, labels)
 
-    def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
+    def bucket(self, tensors: NamedTensors) -> EncodedTensors:
         """See ``ServerKind.bucket``: base64 of the pickled bucket."""
-        pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(arrays)
+        pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(tensors)
         return EncodedTensors((base64.b64encode(pickled).decode(),), "flattened_bucket")
 
-    def shared(
-        self, memory: UntypedStorage, by_rank: Sequence[Sequence[WeightArray]], readers: int
-    ) -> EncodedTensors:
-        """See ``ServerKind.shared``: base64 of pickled lists of names and tensors."""
-        encode = load_object("agentrl.engines.sglang.tensor_bucket:shared_tensors")
-        pickled = [encode(memory, arrays, readers) for arrays in by_rank]
-        texts = tuple(base64.b64encode(one).decode() for one in pickled)
+    def shared(self, by_rank: Sequence[bytes]) -> EncodedTensors:
+        """See ``ServerKind.shared``: in base64."""
+        texts = tuple(base64.b64encode(pickled).decode() for pickled in by_rank)
         # ``direct`` copies each tensor to the parameter of its name
         return EncodedTensors(texts, "direct" if len(texts) > 1 else None)
 

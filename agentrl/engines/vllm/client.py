@@ -14,7 +14,13 @@ import numpy.typing as npt
 
 from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.held_weights import HeldTensor
-from agentrl.engines.servers.client import EncodedTensors, ModelSizes, NewVersion, WeightLabels
+from agentrl.engines.servers.client import (
+    EncodedTensors,
+    ModelSizes,
+    NamedTensors,
+    NewVersion,
+    WeightLabels,
+)
 from agentrl.engines.servers.http_client import HttpClient, ServerLostError
 from agentrl.engines.servers.program.tensor_names import part_names
 from agentrl.engines.tensor_parallel import Shards
@@ -30,7 +36,7 @@ from agentrl.engines.vllm.wire import (
     score_body,
     told,
 )
-from agentrl.engines.weights import WeightArray, read_config
+from agentrl.engines.weights import read_config
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest
 
@@ -227,9 +233,7 @@ class VLLMClient(HttpClient):
     async def leave_groups(self) -> None:
         """It has joined none."""
 
-    async def receive(
-        self, name: str, arrays: Sequence[WeightArray], new: NewVersion | None
-    ) -> None:
+    async def receive(self, name: str, tensors: NamedTensors, new: NewVersion | None) -> None:
         """See ``_no_tensors``."""
         self._no_tensors()
 

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.engines.sglang.tensor_bucket import flattened_bucket, shared_tensors
-from agentrl.engines.weights import WeightArray
-from agentrl.weight_sync import SharedMemorySender
+from agentrl.engines.sglang.tensor_bucket import flattened_bucket
 
 MODULE = "sglang.srt.weight_sync.tensor_bucket"
 
@@ -43,18 +41,6 @@ def bucket_module(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def arrays(tensors: dict[str, torch.Tensor], memory: torch.Tensor) -> list[WeightArray]:
-    """Tensors in this memory, with a gap between them."""
-    found, start = [], 64
-    for name, tensor in tensors.items():
-        data = memory[start:][: tensor.nbytes]
-        data.view(tensor.dtype).copy_(tensor.flatten())
-        dtype: Any = str(tensor.dtype).removeprefix("torch.")
-        found.append(WeightArray(name, dtype, tuple(tensor.shape), data.numpy()))
-        start += 256
-    return found
-
-
 def tensors_of(dtype: str) -> dict[str, torch.Tensor]:
     shapes = {"a.weight": (3, 5), "b.bias": (7,), "c": (2, 2, 2)}
     return {name: torch.randn(shape, dtype=getattr(torch, dtype)) for name, shape in shapes.items()}
@@ -64,30 +50,10 @@ def tensors_of(dtype: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_tensor_comes_out_as_it_went_in(dtype: str) -> None:
     tensors = tensors_of(dtype)
-    memory = torch.empty(1024, dtype=torch.uint8)
-    bucket = pickle.loads(flattened_bucket(arrays(tensors, memory)))
+    bucket = pickle.loads(flattened_bucket([*tensors.items()]))
     flat = bucket["flattened_tensor"]
     assert [entry.name for entry in bucket["metadata"]] == list(tensors)
     for entry in bucket["metadata"]:
         found = flat[entry.start_idx : entry.end_idx].view(entry.dtype).reshape(entry.shape)
         assert torch.equal(found, tensors[entry.name])
         assert entry.numel == entry.end_idx - entry.start_idx
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_shared_tensors_are_those_that_lie_in_the_memory_and_may_be_read_by_each_once(
-    dtype: str,
-) -> None:
-    tensors = tensors_of(dtype)
-    sender = SharedMemorySender()
-    memory = sender.memory(1024)
-    for _ in range(2):
-        pickled = shared_tensors(memory.untyped_storage(), arrays(tensors, memory), 2)
-        assert len(pickled) < 1024
-        for _ in range(2):
-            found = dict(pickle.loads(pickled))
-            assert found.keys() == tensors.keys()
-            assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-            memory[64:68] = 0
-            assert not found["a.weight"].flatten()[0]
-            arrays(tensors, memory)

@@ -6,16 +6,15 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl.engines.servers.client import EncodedTensors
+from agentrl.engines.servers.client import NamedTensors, NewVersion
+from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.sglang import SGLangEngine
-from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.engines.tensor_parallel import tensor_parallel_shards
-from agentrl.engines.weights import WeightArray, tensor_shapes
+from agentrl.engines.weights import tensor_shapes
 from agentrl.store import read_jsonl
 from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, SharedMemorySender, batches
 from tests.engines.sglang.conftest import running_server
@@ -72,20 +71,22 @@ def test_through_shared_memory_each_rank_is_sent_its_own_part_alone(
     reference: HuggingFace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sent: list[Sequence[Sequence[WeightArray]]] = []
-    real = SGLangServers.shared
+    sent: list[Sequence[NamedTensors]] = []
+    real = SharedMemorySender.send
 
-    def shared(
-        kind: SGLangServers, memory: Any, by_rank: Sequence[Sequence[WeightArray]], readers: int
-    ) -> EncodedTensors:
+    def send(
+        sender: SharedMemorySender,
+        update: ServerUpdate,
+        by_rank: Sequence[NamedTensors],
+        new: NewVersion | None,
+    ) -> None:
         sent.append(by_rank)
-        assert readers == 1
-        return real(kind, memory, by_rank, readers)
+        real(sender, update, by_rank, new)
 
-    monkeypatch.setattr(SGLangServers, "shared", shared)
+    monkeypatch.setattr(SharedMemorySender, "send", send)
     publish(build(split_server, sender=SharedMemorySender), reference, 1)
     [by_rank] = sent
-    shapes = [{array.name: array.shape for array in own} for own in by_rank]
+    shapes = [{name: tuple(tensor.shape) for name, tensor in own} for own in by_rank]
     layer = "model.layers.0"
     for own in shapes:
         assert own[f"{layer}.self_attn.qkv_proj.weight"] == (32 + 16 + 16, 64)

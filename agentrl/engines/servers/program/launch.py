@@ -9,16 +9,12 @@ import subprocess
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.servers.client import EncodedTensors, ModelSizes
+from agentrl.engines.servers.client import EncodedTensors, ModelSizes, NamedTensors
 from agentrl.engines.servers.section import ServersSpec, argument_name
-from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, EngineError, MachineError
-
-if TYPE_CHECKING:
-    from torch import UntypedStorage
 
 Spec = TypeVar("Spec", bound=ServersSpec)
 
@@ -110,13 +106,11 @@ class ProgramServers(Generic[Spec]):
                 words += [str(item) for item in items]
         return words
 
-    def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
+    def bucket(self, tensors: NamedTensors) -> EncodedTensors:
         """See ``ServerKind.bucket``; not every program takes tensors in its calls."""
         raise self._folders_alone()
 
-    def shared(
-        self, memory: UntypedStorage, by_rank: Sequence[Sequence[WeightArray]], readers: int
-    ) -> EncodedTensors:
+    def shared(self, by_rank: Sequence[bytes]) -> EncodedTensors:
         """See ``ServerKind.shared``; not every program takes tensors in its calls."""
         raise self._folders_alone()
 

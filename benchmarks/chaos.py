@@ -166,6 +166,8 @@ def settings(arguments: argparse.Namespace, start: Path) -> list[str]:
         "rollout.schedule=async",
         "rollout.max_staleness=1",
         "algorithm.rollout_correction.level=token",
+        # A step plays as many groups once all of them are solved.
+        "algorithm.filter_zero_variance=false",
         "optim.lr=3e-4",
         "checkpoint.every=2",
     ]
@@ -241,6 +243,8 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, help="keeps the runs")
     add_arguments(parser, benchmark="chaos")
     arguments = parser.parse_args()
+    # What it started ends with it, whatever asks it to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     figures = Figures()
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.runs or Path(scratch)

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from agentrl.engines.servers.client import NamedTensors, NewVersion, ServerClien
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
+from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.training import WeightPart
 
@@ -264,6 +265,19 @@ class Batch:
         for held, before in zip(self._gathered, kept, strict=True):
             held.bytes = self._memory[self._used :][: len(before)].copy_(before)
             self._used += self._size(held.tensor)
+
+
+def arrays_of(tensors: NamedTensors) -> list[WeightArray]:
+    """Tensors of the host's memory as the bytes that they are."""
+    return [
+        WeightArray(
+            name,
+            cast(ServedDtype, str(tensor.dtype).removeprefix("torch.")),
+            tuple(tensor.shape),
+            tensor.reshape(-1).view(torch.uint8).numpy(),
+        )
+        for name, tensor in tensors
+    ]
 
 
 def aligned(num_bytes: int) -> int:

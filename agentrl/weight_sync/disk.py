@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
-
 from agentrl.engines import UpdateSession
 from agentrl.engines.servers.client import NamedTensors, NewVersion
 from agentrl.engines.servers.http_client import RefusedError
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.engines.weights import WeightArray, model_files, write_weights
+from agentrl.engines.weights import model_files, write_weights
 from agentrl.store.remote_folder import RemoteFolder, is_url
-from agentrl.weight_sync.batches import BatchSender
+from agentrl.weight_sync.batches import BatchSender, arrays_of
 
 
 class DiskSender(BatchSender):
@@ -58,13 +53,7 @@ class DiskSender(BatchSender):
         self._written += 1
         name = _name(update)
         with self._folder.writing(f"{name}/model-{self._written:05d}.safetensors") as file:
-            write_weights(
-                file,
-                [
-                    WeightArray(name, update.dtype, tuple(tensor.shape), _bytes_of(tensor))
-                    for name, tensor in by_rank[0]
-                ],
-            )
+            write_weights(file, arrays_of(by_rank[0]))
         if new is None:
             # more files follow
             return
@@ -78,10 +67,6 @@ class DiskSender(BatchSender):
         super().close()
         if self._folder is not None:
             self._folder.remove("")
-
-
-def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _name(update: ServerUpdate) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentrl.engines.servers.client import NamedTensors, NewVersion
 from agentrl.engines.servers.update import ServerUpdate
-from agentrl.weight_sync.batches import BatchSender
+from agentrl.weight_sync.batches import BatchSender, arrays_of
 
 
 class HttpSender(BatchSender):
@@ -24,5 +24,5 @@ class HttpSender(BatchSender):
     ) -> None:
         """See ``BatchSender.send``."""
         update.pause_servers()
-        tensors = update.kind.bucket(by_rank[0])
+        tensors = update.kind.bucket(arrays_of(by_rank[0]))
         update.on_all(lambda client, _: client.load_tensors(tensors, new))

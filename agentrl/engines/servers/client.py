@@ -14,7 +14,7 @@ from agentrl.engines.base import EnginePlace, PauseMode, Tag
 from agentrl.engines.held_weights import HeldTensor
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.tensor_parallel import Shards
-from agentrl.engines.weights import read_config
+from agentrl.engines.weights import WeightArray, read_config
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, GenerateRequest, RoutingShape
 
@@ -224,6 +224,11 @@ class ServerKind(Protocol):
     def sizes(self) -> ModelSizes: ...
 
     @property
+    def takes_changes(self) -> bool:
+        """Whether an update may leave out tensors that have not changed."""
+        ...
+
+    @property
     def routing(self) -> RoutingShape | None:
         """Of a mixture whose experts the servers tell."""
         ...
@@ -243,7 +248,7 @@ class ServerKind(Protocol):
 
     def client(self, name: str, url: str, labels: WeightLabels) -> ServerClient: ...
 
-    def bucket(self, tensors: NamedTensors) -> EncodedTensors:
+    def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
         """Tensors by value."""
         ...
 

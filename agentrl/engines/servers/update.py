@@ -79,8 +79,8 @@ class ServerUpdate:
         return self.num_live < len(self.servers)
 
     def changes(self, name: str) -> bool:
-        """Whether a tensor that was put is another than the servers hold."""
-        return self.checksums[name] != self._held.get(name)
+        """Whether a tensor that was put must be sent: it is another than the servers hold."""
+        return not self.kind.takes_changes or self.checksums[name] != self._held.get(name)
 
     def accept(self, name: str, shape: tuple[int, ...]) -> None:
         """Checks a tensor before any server hears of it; its checksum must follow.

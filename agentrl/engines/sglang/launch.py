@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl.engines.base import EnginePlace, SharedGpus
 from agentrl.engines.find import engines_with
-from agentrl.engines.servers.client import EncodedTensors, NamedTensors, WeightLabels
+from agentrl.engines.servers.client import EncodedTensors, WeightLabels
 from agentrl.engines.servers.program.launch import ProgramServers
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.sglang.client import SGLangClient
@@ -19,6 +19,7 @@ from agentrl.engines.sglang.model_check import SPARE_POSITIONS
 from agentrl.engines.sglang.routed_experts import ServedExperts
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.torch.model.families import is_mixture
+from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types import RoutingShape
 from agentrl.types.user_code.load import load_object
@@ -103,13 +104,15 @@ class SGLangServers(ProgramServers[SGLangEngineSpec]):
                 f"{engines_with('routed_experts')}"
             )
 
+    takes_changes = True
+
     def client(self, name: str, url: str, labels: WeightLabels) -> SGLangClient:
         """A client of one server."""
         return SGLangClient(name, url, self.place, self.spec, labels)
 
-    def bucket(self, tensors: NamedTensors) -> EncodedTensors:
+    def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
         """See ``ServerKind.bucket``: base64 of the pickled bucket."""
-        pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(tensors)
+        pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(arrays)
         return EncodedTensors((base64.b64encode(pickled).decode(),), "flattened_bucket")
 
     def shared(self, by_rank: Sequence[bytes]) -> EncodedTensors:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 
 import torch
 
-from agentrl.engines.servers.client import NamedTensors
+from agentrl.engines.weights import WeightArray
 
 _METADATA = b"csglang.srt.weight_sync.tensor_bucket\nFlattenedTensorMetadata\n"
 
 
-def flattened_bucket(tensors: NamedTensors) -> bytes:
+def flattened_bucket(arrays: Sequence[WeightArray]) -> bytes:
     """What SGLang's ``/update_weights_from_tensor`` unpickles for
     ``load_format="flattened_bucket"``.
 
@@ -23,7 +24,7 @@ def flattened_bucket(tensors: NamedTensors) -> bytes:
     """
     # The last one may be empty: it gives the weights their version.
     empty = torch.empty(0, dtype=torch.uint8)
-    flat = torch.cat([empty, *(tensor.reshape(-1).view(torch.uint8) for _, tensor in tensors)])
+    flat = torch.cat([empty, *(torch.from_numpy(array.data) for array in arrays)])
     parts = [
         b"\x80\x03}(",
         _opcodes("flattened_tensor"),
@@ -32,12 +33,12 @@ def flattened_bucket(tensors: NamedTensors) -> bytes:
         b"](",
     ]
     start = 0
-    for name, tensor in tensors:
-        end = start + tensor.nbytes
+    for array in arrays:
+        end = start + array.data.size
         attributes = {
-            "name": name,
-            "shape": tensor.shape,
-            "dtype": tensor.dtype,
+            "name": array.name,
+            "shape": torch.Size(array.shape),
+            "dtype": getattr(torch, array.dtype),
             "start_idx": start,
             "end_idx": end,
             "numel": end - start,

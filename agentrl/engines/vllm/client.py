@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
@@ -111,6 +111,8 @@ class VLLMClient(HttpClient):
         """See ``ServerClient.check_model``; also whether its logprobs have our meaning."""
         problem = model_problem(self._place, self._config)
         if not problem:
+            # that a former owner left open, without which the server has no weights to compute with
+            await self.end_update()
             size = ModelSizes.read(self._place).vocab_size
             plain, cut = [
                 read_table(
@@ -203,10 +205,12 @@ class VLLMClient(HttpClient):
             await self.pause("retract")
 
     async def begin_update(self) -> None:
-        """A folder is loaded in one call."""
+        """See ``ServerClient.begin_update``."""
+        await self._workers("begin_agentrl_update")
 
     async def end_update(self) -> None:
-        """See ``begin_update``."""
+        """See ``ServerClient.end_update``."""
+        await self._workers("end_agentrl_update")
 
     async def label(self, label: str) -> None:
         """Names the weights served now; requests in flight go on."""
@@ -214,28 +218,31 @@ class VLLMClient(HttpClient):
 
     async def load_folder(self, folder: str, new: NewVersion) -> None:
         """Loads weights from a folder that the server can read."""
-        body = {"method": "load_agentrl_folder", "args": [folder]}
-        await self._update("/collective_rpc", body)
-        await self.label(new.label)
-        if new.flush and not await self._dropped_kv():
-            raise ServerLostError(f"{self.name} did not drop the KV of older weights")
+        await self._workers("load_agentrl_folder", folder)
+        await self._loaded(new)
 
     async def load_tensors(self, tensors: EncodedTensors, new: NewVersion | None) -> None:
-        """See ``_no_tensors``."""
-        self._no_tensors()
+        """See ``ServerClient.load_tensors``."""
+        await self._workers("load_agentrl_tensors", tensors.texts, tensors.form)
+        await self._loaded(new)
 
     async def join_group(
         self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
     ) -> None:
-        """See ``_no_tensors``."""
-        self._no_tensors()
+        """See ``ServerClient.join_group``."""
+        await self._workers("join_agentrl_group", name, host, port, rank, world_size, backend)
 
     async def leave_groups(self) -> None:
-        """It has joined none."""
+        """See ``ServerClient.leave_groups``."""
+        await self._workers("leave_agentrl_groups")
 
     async def receive(self, name: str, tensors: NamedTensors, new: NewVersion | None) -> None:
-        """See ``_no_tensors``."""
-        self._no_tensors()
+        """See ``ServerClient.receive``."""
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors]
+        shapes = [tensor.shape for _, tensor in tensors]
+        names = [own for own, _ in tensors]
+        await self._workers("receive_agentrl_tensors", name, names, dtypes, shapes)
+        await self._loaded(new)
 
     async def digests(self) -> Mapping[HeldTensor, str]:
         """See ``ServerClient.digests``: SHA-256, by rank and name. On a CPU vLLM keeps most
@@ -255,11 +262,17 @@ class VLLMClient(HttpClient):
             found[HeldTensor(f"{name!r} ({rank})", part_names(name, config))] = digest
         return found
 
-    def _no_tensors(self) -> NoReturn:
-        raise EngineError(
-            f"{self.name} takes weights from folders alone; set rollout.vllm.weight_sync=disk",
-            retryable=False,
-        )
+    async def _workers(self, method: str, *arguments: Any) -> None:
+        """Calls our extension in the worker of each rank."""
+        await self._update("/collective_rpc", {"method": method, "args": arguments})
+
+    async def _loaded(self, new: NewVersion | None) -> None:
+        """Weights were loaded; given with the last of an update alone."""
+        if new is None:
+            return
+        await self.label(new.label)
+        if new.flush and not await self._dropped_kv():
+            raise ServerLostError(f"{self.name} did not drop the KV of older weights")
 
     async def _generated(self, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
         return await self.json(_GENERATE, body, timeout_s=timeout_s)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.servers.client import WeightLabels
+from agentrl.engines.servers.client import EncodedTensors, WeightLabels
 from agentrl.engines.servers.program.launch import ProgramServers
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.vllm.launch_words import MEANING, SERVER_SIDE
 from agentrl.engines.vllm.vllm_spec import VLLMEngineSpec
-from agentrl.engines.weights import read_config
+from agentrl.engines.weights import WeightArray, read_config, write_weights
 from agentrl.errors import ConfigError
 
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -38,6 +40,8 @@ class VLLMServers(ProgramServers[VLLMEngineSpec]):
     """
 
     routing = None
+    # what a layer holds of several tensors is made anew from all of them
+    takes_changes = False
 
     def __init__(self, place: EnginePlace, spec: VLLMEngineSpec) -> None:
         super().__init__(place, spec)
@@ -64,6 +68,17 @@ class VLLMServers(ProgramServers[VLLMEngineSpec]):
     def client(self, name: str, url: str, labels: WeightLabels) -> VLLMClient:
         """A client of one server."""
         return VLLMClient(name, url, self.place, self.spec, labels)
+
+    def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
+        """See ``ServerKind.bucket``: a file of safetensors in base64."""
+        file = io.BytesIO()
+        write_weights(file, arrays)
+        return EncodedTensors((base64.b64encode(file.getbuffer()).decode(),), "safetensors")
+
+    def shared(self, by_rank: Sequence[bytes]) -> EncodedTensors:
+        """See ``ServerKind.shared``: in base64."""
+        texts = tuple(base64.b64encode(pickled).decode() for pickled in by_rank)
+        return EncodedTensors(texts, "shared")
 
     def own_environment(self) -> Mapping[str, str]:
         """See ``ProgramServers.own_environment``."""

@@ -15,14 +15,14 @@ MEANING: Mapping[str, object] = {
         "agentrl_logprobs:NormalisedLogits",
         "agentrl_logprobs:NormalisedScaledLogits",
     ),
-    "worker-extension-cls": "agentrl_weights.FolderLoader",
+    "worker-extension-cls": "agentrl_weights.WeightLoader",
     # -1 is the whole vocabulary, which a probe asks for once
     "max-logprobs": -1,
 }
 REQUIRED = (
     "--enable-scale-out --logprobs-mode processed_logits --max-logprobs -1 --logits-processors "
     "agentrl_logprobs:NormalisedLogits agentrl_logprobs:NormalisedScaledLogits "
-    "--worker-extension-cls agentrl_weights.FolderLoader, "
+    "--worker-extension-cls agentrl_weights.WeightLoader, "
     f"PYTHONPATH={SERVER_SIDE} and VLLM_USE_V2_MODEL_RUNNER=0"
 )
 """The same as a person gives them to a server of their own."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from agentrl.engines.base import TransportName
 from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.vllm.environment import VLLM
@@ -37,11 +36,3 @@ class VLLMEngineSpec(ServersSpec):
         "override-generation-config",
         "speculative-config",
     )
-
-    weight_sync: Literal["disk"] | None = None
-    """Transport of new weights: a folder on ``disk`` that every server reads, which is the default
-    and the only one of vLLM's servers."""
-
-    @property
-    def _transport(self) -> TransportName:
-        return "disk"

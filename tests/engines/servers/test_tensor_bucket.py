@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from agentrl.engines.sglang.tensor_bucket import flattened_bucket
+from agentrl.engines.weights import WeightArray
 
 MODULE = "sglang.srt.weight_sync.tensor_bucket"
 
@@ -41,6 +42,18 @@ def bucket_module(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def arrays(tensors: dict[str, torch.Tensor], memory: torch.Tensor) -> list[WeightArray]:
+    """Tensors in this memory, with a gap between them."""
+    found, start = [], 64
+    for name, tensor in tensors.items():
+        data = memory[start:][: tensor.nbytes]
+        data.view(tensor.dtype).copy_(tensor.flatten())
+        dtype: Any = str(tensor.dtype).removeprefix("torch.")
+        found.append(WeightArray(name, dtype, tuple(tensor.shape), data.numpy()))
+        start += 256
+    return found
+
+
 def tensors_of(dtype: str) -> dict[str, torch.Tensor]:
     shapes = {"a.weight": (3, 5), "b.bias": (7,), "c": (2, 2, 2)}
     return {name: torch.randn(shape, dtype=getattr(torch, dtype)) for name, shape in shapes.items()}
@@ -50,7 +63,8 @@ def tensors_of(dtype: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_tensor_comes_out_as_it_went_in(dtype: str) -> None:
     tensors = tensors_of(dtype)
-    bucket = pickle.loads(flattened_bucket([*tensors.items()]))
+    memory = torch.empty(1024, dtype=torch.uint8)
+    bucket = pickle.loads(flattened_bucket(arrays(tensors, memory)))
     flat = bucket["flattened_tensor"]
     assert [entry.name for entry in bucket["metadata"]] == list(tensors)
     for entry in bucket["metadata"]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load
 
 from agentrl.engines import EnginePlace, SharedGpus
 from agentrl.engines.vllm import VLLMEngineSpec
 from agentrl.engines.vllm.launch import VLLMServers
-from agentrl.errors import ConfigError, EngineError, MachineError
+from agentrl.errors import ConfigError, MachineError
+from agentrl.weight_sync.batches import arrays_of
 
 CONFIG = {
     "vocab_size": 9,
@@ -118,9 +122,15 @@ def test_an_environment_without_the_program_is_refused(tmp_path: Path) -> None:
         servers(command=(), python=str(other))
 
 
-def test_weights_travel_by_folders_alone() -> None:
-    assert VLLMEngineSpec(urls=("http://x",)).traits().transport.name == "disk"
-    with pytest.raises(ConfigError, match="weight_sync"):
-        VLLMEngineSpec(weight_sync="http")
-    with pytest.raises(EngineError, match=r"set rollout\.vllm\.weight_sync=disk"):
-        servers().bucket([])
+def test_tensors_in_a_call_are_a_file_of_safetensors() -> None:
+    assert VLLMEngineSpec(urls=("http://x",)).traits().transport.name == "http"
+    tensors = {
+        "a": torch.arange(6.0).view(2, 3),
+        "b": torch.tensor(3.0),
+        "c": torch.ones(5).bfloat16(),
+    }
+    sent = servers().bucket(arrays_of([*tensors.items()]))
+    found = load(base64.b64decode(*sent.texts))
+    assert sent.form == "safetensors"
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], own) for name, own in tensors.items())

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +149,12 @@ async def test_an_engine_without_a_sender_takes_no_weights(
 def alter_payload(monkeypatch: pytest.MonkeyPatch) -> None:
     real = bucket.flattened_bucket
 
-    def flipped(tensors: Any) -> bytes:
-        bits = tensors[0][1].view(-1).view(torch.uint8)
-        bits[7] ^= 1
+    def flipped(arrays: Any) -> bytes:
+        arrays[0].data[7] ^= 1
         try:
-            return real(tensors)
+            return real(arrays)
         finally:
-            bits[7] ^= 1
+            arrays[0].data[7] ^= 1
 
     monkeypatch.setattr(bucket, "flattened_bucket", flipped)
 
@@ -180,15 +180,14 @@ async def test_other_weights_than_the_trainers_are_seen_by_the_probe(
 ) -> None:
     engine = build(server, sender=HttpSender)
     real = bucket.flattened_bucket
-    monkeypatch.setattr(bucket, "flattened_bucket", lambda tensors: real(zeroed(tensors)))
+    monkeypatch.setattr(bucket, "flattened_bucket", lambda arrays: real(zeroed(arrays)))
     with pytest.raises(EngineError, match=r"server 0 \(.*\) computes with other weights than the"):
         await asyncio.to_thread(publish_in_process, actor, engine, 1)
     assert engine.health().state == "closed"
 
 
-def zeroed(tensors: Any) -> Any:
-    name, first = tensors[0]
-    return [(name, torch.zeros_like(first)), *tensors[1:]]
+def zeroed(arrays: Any) -> Any:
+    return [replace(arrays[0], data=np.zeros_like(arrays[0].data)), *arrays[1:]]
 
 
 @pytest.mark.parametrize("sender", SENDERS)

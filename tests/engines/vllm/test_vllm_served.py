@@ -11,12 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.engines.base import PauseMode
+from agentrl.engines.base import PauseMode, WeightSender
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.errors import EngineError
 from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.types import Completion, GenerateRequest
-from agentrl.weight_sync import DiskSender
+from agentrl.weight_sync import (
+    BroadcastSender,
+    DiskSender,
+    HttpSender,
+    SharedMemorySender,
+    batches,
+)
 from tests.engines.sglang.models import (
     NEAR,
     HuggingFace,
@@ -186,6 +192,53 @@ async def test_a_drained_completion_is_of_one_version(
     task = await begun(engine, request("drained", PROMPT, max_new_tokens=300))
     await asyncio.to_thread(publish, engine, reference, 2, "drain")
     assert versions(await task) == [1]
+
+
+@pytest.mark.parametrize(
+    ("sender", "batch_bytes"),
+    [
+        (SharedMemorySender, batches.BATCH_BYTES),
+        (SharedMemorySender, 20_000),
+        (HttpSender, 20_000),
+        (BroadcastSender, 20_000),
+    ],
+)
+async def test_weights_reach_the_server_in_each_way(
+    build: Build,
+    server: str,
+    reference: HuggingFace,
+    sender: Callable[[], WeightSender],
+    batch_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batches, "BATCH_BYTES", batch_bytes)
+    engine = build(server, sender=sender)
+    for version in (1, 2):
+        reference.scale(1.03)
+        await asyncio.to_thread(publish, engine, reference, version)
+        answer = await engine.generate(request(f"v{version}", PROMPT))
+        assert versions(answer) == [version]
+        np.testing.assert_allclose(
+            logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=NEAR
+        )
+
+
+async def test_an_update_that_its_owner_left_open_does_not_mix_with_the_next(
+    build: Build, server: str, reference: HuggingFace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "BATCH_BYTES", 20_000)
+
+    def leave_open() -> None:
+        engine = build(server, sender=SharedMemorySender)
+        engine.pause("retract")
+        session = engine.begin_update(1)
+        for name, parameter in [*reference.module.named_parameters()][:5]:
+            session.put(name, parameter * 3)
+        engine.close()
+
+    await asyncio.to_thread(leave_open)
+    engine = build(server, sender=SharedMemorySender)
+    await asyncio.to_thread(publish, engine, reference, 1)
 
 
 async def test_an_engine_that_slept_serves_after_an_update(

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from agentrl.engines.base import EnginePlace
-from agentrl.engines.servers.client import EncodedTensors, ModelSizes, NamedTensors
+from agentrl.engines.servers.client import ModelSizes
 from agentrl.engines.servers.section import ServersSpec, argument_name
-from agentrl.errors import ConfigError, EngineError, MachineError
+from agentrl.errors import ConfigError, MachineError
 
 Spec = TypeVar("Spec", bound=ServersSpec)
 
@@ -105,21 +105,6 @@ class ProgramServers(Generic[Spec]):
                 items: Sequence[object] = value if isinstance(value, list | tuple) else (value,)
                 words += [str(item) for item in items]
         return words
-
-    def bucket(self, tensors: NamedTensors) -> EncodedTensors:
-        """See ``ServerKind.bucket``; not every program takes tensors in its calls."""
-        raise self._folders_alone()
-
-    def shared(self, by_rank: Sequence[bytes]) -> EncodedTensors:
-        """See ``ServerKind.shared``; not every program takes tensors in its calls."""
-        raise self._folders_alone()
-
-    def _folders_alone(self) -> EngineError:
-        return EngineError(
-            f"{self.spec.server_environment.product} takes weights from folders alone; set "
-            f"rollout.{self.spec.section}.weight_sync=disk",
-            retryable=False,
-        )
 
     @property
     def _where(self) -> str:

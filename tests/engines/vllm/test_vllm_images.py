@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from agentrl.engines.vllm import VLLMEngine
 from agentrl.rollouts.token_consistency import assert_token_consistency
+from agentrl.weight_sync import SharedMemorySender
 from tests.engines.seen import asked, assert_own_logprobs
 from tests.engines.sglang.models import logprobs, made
 from tests.engines.vllm.conftest import specified
@@ -42,7 +44,7 @@ def engine(
             "call_timeout_s": 300,
         }
     )
-    engine = VLLMEngine(place, spec)
+    engine = VLLMEngine(place, spec, SharedMemorySender())
     yield engine
     engine.close()
 
@@ -68,3 +70,33 @@ async def test_logprobs_are_the_models_own(
         assert_own_logprobs(reference, folder, request, made(answer), logprobs(answer))
         assert_token_consistency(request, answer, engine.info().vocab_size)
         assert np.isfinite(logprobs(answer)).all()
+
+
+async def test_what_a_server_says_of_its_weights_covers_tower_and_language_model(
+    engine: VLLMEngine, folder: Path
+) -> None:
+    def publish(version: int, changed: str) -> None:
+        with torch.no_grad():
+            dict(tensors)[changed].mul_(1.1)
+        engine.pause("retract")
+        session = engine.begin_update(version)
+        for name, tensor in tensors:
+            session.put(name, tensor)
+        session.commit()
+        # raises where a digest did not follow what was sent
+        engine.checksum()
+        engine.resume()
+
+    # by the folder's names
+    tensors = [*load_file(folder / "model.safetensors").items()]
+    parts = ("What is ", picture(84, 56), "?")
+    seen = [asked(folder, str(n), *parts, max_new_tokens=1, temperature=0.0) for n in range(3)]
+    found = [logprobs(await engine.generate(seen[0]))]
+    for version, changed in enumerate(("visual.merger.ln_q.weight", "model.norm.weight"), 1):
+        await asyncio.to_thread(publish, version, changed)
+        found.append(logprobs(await engine.generate(seen[version])))
+    assert len({float(one[0]) for one in found}) == 3
+    covered = {name for held in engine.state.held.told for name in held.parts}
+    # what a CPU keeps in packed copies has no digest
+    assert covered >= {"visual.merger.ln_q.weight", "model.norm.weight"}
+    assert covered <= dict(tensors).keys()

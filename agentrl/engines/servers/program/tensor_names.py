@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.engines.held_weights import plain_name
 from agentrl.engines.tensor_parallel import FUSED
 from agentrl.engines.weights import num_experts
 
@@ -19,8 +20,8 @@ _STACKS = {
 
 
 def part_names(served: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The Hugging Face tensors that one of the server's is made of, in order; none for a table of
-    positions.
+    """The Hugging Face tensors that one of the server's is made of, in order and by plain names;
+    none for a table of positions.
 
     Args:
         served: the server's name.
@@ -28,6 +29,7 @@ def part_names(served: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """
     if ".rotary_emb." in served:
         return ()
+    served = plain_name(served)
     if layers := _STACKS.get(".".join(served.split(".")[-3:])):
         prefix, count = served.rpartition(".")[0], num_experts(config)
         return tuple(f"{prefix}.{n}.{layer}.weight" for n in range(count) for layer in layers)

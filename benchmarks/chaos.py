@@ -39,6 +39,8 @@ CUT_S = 60.0
 LIMIT_S = 600.0
 """A kill after which nothing is trained for so long has ended the run."""
 POLL_S = 0.2
+MISSES = 5
+"""Kills in a row that may find nothing, such as a worker that starts."""
 OPEN = ("running", "finished", "buffered", "taken")
 
 
@@ -76,7 +78,7 @@ class Driven:
 
 
 def processes_of(driven: Driven, kind: str) -> list[int]:
-    """What may be killed."""
+    """What may be killed; on two nodes only the driver descends from the run."""
     if kind == "driver":
         return [pid for pid in children(driven.process.pid) if "--retries" not in name_of(pid)]
     marks = {
@@ -85,7 +87,7 @@ def processes_of(driven: Driven, kind: str) -> list[int]:
         "sandbox": "bwrap",
         "server": "sglang",
     }
-    return sorted(pid for pid in descendants(driven.process.pid) if marks[kind] in name_of(pid))
+    return sorted(pid for pid in descendants(os.getpid()) if marks[kind] in name_of(pid))
 
 
 def children(pid: int) -> list[int]:
@@ -122,6 +124,7 @@ def disturb(
     """Kills until the time is over; how many of each kind, and seconds to the next trained step."""
     kills: Counter[str] = Counter()
     seconds: dict[str, list[float]] = defaultdict(list)
+    missed = 0
     driven.wait(LIMIT_S)
     end = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < end and driven.process.poll() is None:
@@ -134,7 +137,10 @@ def disturb(
         else:
             pids = processes_of(driven, kind)
             if not pids:
+                missed += 1
+                assert missed < MISSES, f"of a {kind} no process is found"
                 continue
+            missed = 0
             os.kill(rng.choice(pids), signal.SIGKILL)
         killed = time.monotonic()
         kills[kind] += 1
@@ -186,8 +192,10 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
     """Both runs, and how they compare."""
     start = checkpoint(default_cache(), "code", CODE, seed=arguments.seed)
     own = settings(arguments, start)
-    with trains(folder / "calm", folder / "calm.log", *own) as calm:
-        calm.process.wait()
+    calm = folder / "calm"
+    if not (calm / "summary.json").exists():
+        with trains(calm, folder / "calm.log", *own) as undisturbed:
+            undisturbed.process.wait()
     kinds = ["rank", "worker", "sandbox", "driver"]
     kinds += ["server"] * bool(arguments.sglang) + ["node"] * arguments.node
     rng = random.Random(arguments.seed)
@@ -211,7 +219,7 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
     figures.report("trajectories trained", counts["trained"], "")
     figures.report("trajectories rolled back", counts["rolled_back"], "")
     if code == 0:
-        before, after = accuracy(calm.run_dir), accuracy(driven.run_dir)
+        before, after = accuracy(calm), accuracy(driven.run_dir)
         figures.report("undisturbed: sampled accuracy", before, "")
         figures.report("disturbed: sampled accuracy", after, "")
         figures.at_most("points lost", 100 * (before - after), "points", POINTS)
@@ -240,7 +248,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--node", action="store_true", help="cut the link to a second node too")
     parser.add_argument("--sglang", metavar="PYTHON", help="play with servers of its environment")
-    parser.add_argument("--runs", type=Path, help="keeps the runs")
+    parser.add_argument(
+        "--runs", type=Path, help="keeps the runs, and takes the undisturbed one that is there"
+    )
     add_arguments(parser, benchmark="chaos")
     arguments = parser.parse_args()
     # What it started ends with it, whatever asks it to end.

@@ -157,6 +157,7 @@ def _megatron_faults(stage: StageConfig) -> Iterator[Fault]:
             "OptimSpec.name": stage.optim.name,
             "RunSection.deterministic": stage.run.deterministic,
             "TrainConfig.router_aux_loss": train.router_aux_loss,
+            "TrainConfig.router_replay": train.router_replay,
         },
     )
 

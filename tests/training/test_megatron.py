@@ -50,13 +50,13 @@ def _cuda() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 def test_a_family_holds_the_contract(tmp_path: Path, family: str) -> None:
     write_family(tmp_path, family, vocab_size=VOCAB, tie_word_embeddings=family == "qwen3")
     check_backend("megatron", tmp_path)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_gradient_is_that_of_plain(tmp_path: Path, family: str, recompute: bool) -> None:
     batch = make_batch(temperature=0.9)
@@ -68,7 +68,9 @@ def test_every_gradient_is_that_of_plain(tmp_path: Path, family: str, recompute:
     own = make_actor(str(tmp_path), backend="megatron", **spec)
     batch = prepared(plain, batch)
     found, expected = (dict(update(one, batch, 30).means()) for one in (own, plain))
-    for name in ("policy/loss", "optim/grad_norm", "policy/entropy"):
+    routed = {name for name in expected if name.startswith("moe/")}
+    assert bool(routed) == (family == "qwen3_moe")
+    for name in ("policy/loss", "optim/grad_norm", "policy/entropy", *routed):
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7)
     backend: Any = own.backend
     # of AdamW with beta_1 = 0 the first moment is the gradient
@@ -141,12 +143,14 @@ def test_what_it_lacks_is_named(model_path: str, settings: dict[str, Any], told:
     [
         ({"vocab_size": 97}, "the 97 entries of the vocabulary of"),
         ({"intermediate_size": 49}, "the 49 units of each MLP of"),
+        ({"num_experts": 3}, "the 3 experts of each mixture of"),
     ],
 )
 def test_what_two_ranks_cannot_share_is_named(
     tmp_path: Path, sizes: dict[str, int], told: str
 ) -> None:
-    write_family(tmp_path, "llama", **{"vocab_size": VOCAB} | sizes)
+    family = "qwen3_moe" if "num_experts" in sizes else "llama"
+    write_family(tmp_path, family, **{"vocab_size": VOCAB} | sizes)
     with pytest.raises(ConfigError, match=f"tp_size must divide {told}.* got 2; set a divisor"):
         make_actor(str(tmp_path), backend="megatron", place=DistSpec(tp=2))
 
@@ -196,8 +200,8 @@ def test_weights_without_a_place_are_named(tmp_path: Path) -> None:
 
 
 def test_another_family_is_named_with_those_that_it_computes(tmp_path: Path) -> None:
-    write_family(tmp_path / "experts", "qwen3_moe", vocab_size=VOCAB)
-    with pytest.raises(ConfigError, match=r"llama, qwen2, qwen3 .* got 'qwen3_moe'"):
+    write_family(tmp_path / "experts", "mixtral", vocab_size=VOCAB)
+    with pytest.raises(ConfigError, match=r"llama, qwen2, qwen3, qwen3_moe .* got 'mixtral'"):
         make_actor(str(tmp_path / "experts"), backend="megatron")
     write_model(tmp_path / "sliding", **SLIDING)
     with pytest.raises(ConfigError, match="without sliding windows"):

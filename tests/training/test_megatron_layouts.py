@@ -23,7 +23,7 @@ from tests.training.ranks import run_ranks
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 pytestmark = pytest.mark.slow
 
-MODELS = {"qwen3": True, "qwen2": False, "llama": False}
+MODELS = {"qwen3": True, "qwen2": False, "llama": False, "qwen3_moe": False}
 """By family: whether embedding and output layer are one."""
 
 
@@ -38,6 +38,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Path,
         batch = make_batch((30, 1, 29, 6, 17, 2, 5, 30), temperature=0.9)
         # an input too, of the second half of the vocabulary
         own = {"pad_token_id": int(batch.token_ids[batch.token_ids >= VOCAB // 2][0])}
+        if family == "qwen3_moe":
+            own["num_experts"] = 4
         write_family(folder, family, vocab_size=VOCAB, tie_word_embeddings=is_tied, **own)
         plain = make_actor(str(folder), backend="plain")
         batch = prepared(plain, batch)
@@ -49,7 +51,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Path,
             for name, one in plain.backend.state().items()
         }
         weights = {name: one.clone() for name, one in plain.weights("float32")}
-        found[family] = folder, {"stats": stats, "gradients": gradients, "weights": weights}
+        names: Any = plain.backend.model.names  # type: ignore[attr-defined]
+        of_weights: dict[str, torch.Tensor] = {}
+        for group in names.groups:
+            of_weights |= names.revert(group, {one: gradients[one] for one in group.parameters})
+        told = {"stats": stats, "gradients": gradients, "weights": weights}
+        found[family] = folder, told | {"of_weights": of_weights}
     leave()
     return found
 
@@ -80,7 +87,8 @@ def test_a_layout_has_the_numbers_of_plain(
     # of two data coordinates all ranks of one have a filler, of one none
     fillers = [own["fillers"] for own in found["ranks"]]
     assert sorted(fillers) == [0] * (size // 2) + [size == 2 * tp * pp] * (size // 2)
-    for name in ("policy/loss", "optim/grad_norm", "policy/entropy"):
+    routed = [name for name in expected["stats"] if name.startswith("moe/")]
+    for name in ("policy/loss", "optim/grad_norm", "policy/entropy", *routed):
         value = expected["stats"][name]
         assert found["stats"][name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
     gradients = expected["gradients"]
@@ -93,7 +101,7 @@ def test_a_layout_has_the_numbers_of_plain(
     assert found["weights"].keys() == expected["weights"].keys() == found["sums"].keys()
     for name, weight in expected["weights"].items():
         # AdamW divides by the gradient's size: near its epsilon, 1e-8, rounding moves a weight
-        moved = gradients[name].abs() > 1e-6
+        moved = expected["of_weights"][name].abs() > 1e-6
         own = found["weights"][name]
         torch.testing.assert_close(own[moved], weight[moved], rtol=0, atol=1e-5)
 
@@ -140,7 +148,10 @@ def test_engines_beside_2_x_2_get_the_folders_bits_and_no_byte_twice(models: Any
     assert [own["received"] for own in ranks] == [4 * one for one in received]
 
 
-@pytest.mark.parametrize(("family", "size", "tp", "pp"), [("qwen3", 2, 1, 2), ("qwen2", 4, 2, 2)])
+@pytest.mark.parametrize(
+    ("family", "size", "tp", "pp"),
+    [("qwen3", 2, 1, 2), ("qwen2", 4, 2, 2), ("qwen3_moe", 4, 2, 2)],
+)
 def test_transformers_loads_an_export_of_stages_with_their_logits(
     models: Any, family: str, size: int, tp: int, pp: int
 ) -> None:

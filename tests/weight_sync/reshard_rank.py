@@ -48,9 +48,12 @@ class Received:
         self.count += incoming.numel() - outgoing.numel()
         return self._gather(incoming, outgoing)
 
-    def exchange(self, incoming: Any, outgoing: Any, come: list[int], go: list[int]) -> Any:
-        self.count += sum(come) - come[dist.get_rank()]
-        return self._exchange(incoming, outgoing, come, go)
+    def exchange(self, incoming: Any, outgoing: Any, *sizes: list[int], **group: Any) -> Any:
+        # what the experts of a mixture exchange is within a group
+        if not group:
+            come, _ = sizes
+            self.count += sum(come) - come[dist.get_rank()]
+        return self._exchange(incoming, outgoing, *sizes, **group)
 
 
 def of_random_layouts(seed: int, dtype: torch.dtype, *, whole: bool) -> bool:

@@ -20,6 +20,7 @@ _MEGATRON: Mapping[str, tuple[object, ...]] = {
     "TrainConfig.gradient_sync": ("micro_batch",),
     "TrainConfig.offload": ("none",),
     "TrainConfig.router_aux_loss": (0.0,),
+    "TrainConfig.router_replay": ("off",),
     "TrainConfig.shard": ("full",),
     "TrainConfig.vision": ("frozen",),
 }

@@ -39,6 +39,9 @@ FAMILIES: Mapping[str, DecoderFamily] = {
 """By ``model_type``."""
 
 
+ATTENTION_OF: Mapping[str, str] = {"qwen3_moe": "qwen3"}
+"""Of mixtures, the family that has all of their layers but the experts."""
+
 VISION = ("qwen2_5_vl", "qwen3_vl")
 """Families that see images, and are trained and served with them, by ``model_type``."""
 

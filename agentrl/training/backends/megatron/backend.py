@@ -46,12 +46,13 @@ from agentrl.training.data.packing import Packed
 from agentrl.training.fsdp.checkpoint import CheckpointWriter, read_state, stored_keys
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.models.computed_buffers import check_buffers
+from agentrl.training.models.expert_loads import ExpertLoads
 from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel, open_policy
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.layout_rules import check_megatron
-from agentrl.training.parallel.process_group import FULL, DistSpec, rank_mesh
+from agentrl.training.parallel.process_group import FULL, DistSpec, ExpertMesh, rank_mesh
 from agentrl.training.parallel.shards import WeightPart, divided_as, local, offset
 from agentrl.training.save_result import SaveResult
 
@@ -74,15 +75,17 @@ class MegatronBackend(TrainBackend):
         self, policy: PolicyModel, place: DistSpec, spec: ModelSpec, asked: RoleModel
     ) -> None:
         info = info_of(policy)
-        super().__init__(replace(info, shares_prefixes=False), place)
+        super().__init__(replace(info, shares_prefixes=False, routing=None), place)
         self._place, self._policy = place, policy
         self.dtype = torch_dtype(spec.dtype)
         if place.tp > 1:
-            policy.divide(rank_mesh(place, FULL))
+            mesh = rank_mesh(place, FULL)
+            policy.divide(mesh, ExpertMesh(mesh.data, mesh.tensor))
         self._forms = dict(policy.hf.named_parameters())
         """By name in transformers, on ``meta``: the shape of each tensor, and how it is divided."""
         named = f"{spec.setting}={spec.model_path!r}"
         self._stage = place.rank // place.tp % place.pp
+        self._groups = {name: group for group in policy.names.groups for name in group.parameters}
         self._names = StageNames(
             self._forms, policy.config, tp=place.tp, pp=place.pp, stage=self._stage, named=named
         )
@@ -130,8 +133,17 @@ class MegatronBackend(TrainBackend):
 
     def run(self, micro_batches: MicroBatches, loss: Loss) -> StatSum:
         """See ``TrainBackend.run``; the last stage has the statistics."""
-        stats = StatSum()
-        self._schedule(list(micro_batches), lambda packed, answer: loss(packed, answer, stats))
+        place, stats = self._place, StatSum()
+        routing = self._policy.routing
+        loads = None if routing is None else ExpertLoads(routing, torch.device(place.device))
+        rows = list(micro_batches)
+        self._schedule(rows, lambda packed, answer: loss(packed, answer, stats), loads=loads)
+        if loads is not None:
+            # Ranks have other tokens, and stages other layers.
+            loads.sum_over_ranks()
+            answers = place.is_first_of_data and place.rank < place.tp * place.pp
+            for name, value in loads.metrics().items() if answers else ():
+                stats.add(name, torch.tensor(value, dtype=torch.float64), 1)
         return stats
 
     def infer(self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]) -> None:
@@ -150,13 +162,18 @@ class MegatronBackend(TrainBackend):
         scalar: Callable[[Packed, Any], Tensor],
         *,
         forward_only: bool = False,
+        loads: ExpertLoads | None = None,
     ) -> None:
-        """Sends rows through the stages, of which the last makes a scalar of each answer."""
+        """Sends rows through the stages, of which the last makes a scalar of each answer; counts
+        which experts of this one computed them."""
         none = torch.zeros((), dtype=torch.int, device=self._place.device)
 
         def forward(left: Iterator[Packed], chunk: nn.Module) -> Any:
             packed = next(left)
-            return chunk(packed), lambda answer: (scalar(packed, answer), none, {})
+            found = chunk(packed)
+            if loads is not None:
+                loads.add(packed.copies)
+            return found, lambda answer: (scalar(packed, answer), none, {})
 
         get_forward_backward_func()(
             forward_step_func=forward,
@@ -240,11 +257,17 @@ class MegatronBackend(TrainBackend):
     def parts(self, dtype: torch.dtype) -> Iterator[WeightPart]:
         """See ``TrainBackend.parts``; nothing is sent."""
         repeats = self._place.rank // (self._place.tp * self._place.pp) > 0
+        names = self._policy.names
         for name, part in self._values(self._weight(dtype)):
-            form = self._forms[name]
+            form, group = self._forms[name], self._groups[name]
             is_copy = repeats or self._is_repeated(name) or self._names.pieces[name].is_copy
-            called = self._policy.names.renamed(name)
-            yield WeightPart(called, tuple(form.shape), offset(form), part, is_copy)
+            if group.is_renamed:
+                (called,) = group.tensors
+                yield WeightPart(called, tuple(form.shape), offset(form), part, is_copy)
+                continue
+            for called, whole in names.revert_experts(group, part, offset(form)[0]).items():
+                shape = tuple(whole.shape)
+                yield WeightPart(called, shape, (0,) * len(shape), whole, is_copy)
 
     @torch.no_grad()
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
@@ -252,21 +275,21 @@ class MegatronBackend(TrainBackend):
         place = self._place
         group = parallel_state.get_model_parallel_group()
         first = place.rank - place.rank % (place.tp * place.pp)
-        own = {part.name: part.tensor for part in self.parts(dtype)}
+        own = dict(self._values(self._weight(dtype)))
         for name, form in self._forms.items():
-            called = self._policy.names.renamed(name)
             start = first + self._names.stage_of(name) * place.tp
             ranks = range(start, start + (place.tp if isinstance(form, DTensor) else 1))
             parts = []
             for rank in ranks:
-                part = own.get(called) if rank == place.rank or len(ranks) == 1 else None
+                part = own.get(name) if rank == place.rank or len(ranks) == 1 else None
                 if part is None:
                     part = torch.empty(local(form).shape, dtype=dtype, device=place.device)
                 if place.tp * place.pp > 1:
                     part = part.contiguous()
                     dist.broadcast(part, rank, group=group)
                 parts.append(part)
-            yield called, parts[0] if len(parts) == 1 else torch.cat(parts, _dimension(form))
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts, _dimension(form))
+            yield from self._policy.names.revert(self._groups[name], {name: whole}).items()
 
     def save(self, folder: Path, *, step: int, purpose: str, source: Path) -> None:
         """Writes weights, optimizer state and step."""

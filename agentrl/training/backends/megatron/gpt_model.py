@@ -6,7 +6,7 @@ Shapes: T packed tokens, H query heads, K key heads of this rank, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -31,11 +32,13 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agentrl.engines.torch.model.families import FAMILIES
+from agentrl.engines.torch.model.families import ATTENTION_OF, FAMILIES
 from agentrl.training.data.kernel_attention import attention_arguments
 from agentrl.training.data.packing import Packed
+from agentrl.training.models.mixture import Mixture
 from agentrl.training.models.policy_model import PolicyModel, Tokens
 from agentrl.training.parallel.process_group import SHARED, DistSpec
+from agentrl.training.parallel.shards import local
 
 
 @dataclass
@@ -86,6 +89,28 @@ class RowAttention(nn.Module):
         return joined
 
 
+class StageMixture(nn.Module):
+    """The policy's own mixture of experts, in the place of Megatron's MLP. Tensor-parallel ranks,
+    which all have a row, take a slice of it and a part of the experts each.
+
+    Args:
+        mixture: on ``meta``, divided; it gets memory of its own.
+        dtype: of the parameters.
+    """
+
+    def __init__(self, mixture: Mixture, dtype: torch.dtype) -> None:
+        super().__init__()
+        for module in mixture.modules():
+            for name, form in list(module.named_parameters(recurse=False)):
+                own = torch.empty(local(form).shape, dtype=dtype)
+                module.register_parameter(name, nn.Parameter(own))
+        self.mixture = mixture
+
+    def forward(self, hidden: Tensor, **given: Any) -> tuple[Tensor, None]:
+        """``[T, 1, D]`` of ``[T, 1, D]``, and no bias."""
+        return self.mixture(hidden), None
+
+
 class PackedGPT(GPTModel):  # type: ignore[misc]
     """A stage: hidden states of a row, or behind the last layer what the policy says of tokens.
 
@@ -98,9 +123,13 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
     def __init__(self, policy: PolicyModel, config: TransformerConfig) -> None:
         own = policy.config
         is_tied = not policy.output_modules()
+        trunk: Any = policy.hf.base_model
+        size = config.num_layers // config.pipeline_model_parallel_size
+        first = parallel_state.get_pipeline_model_parallel_rank() * size
+        mlps = [layer.mlp for layer in trunk.layers[first : first + size]]
         super().__init__(
             config,
-            _layer_blocks(config, policy.attention),
+            _layer_blocks(config, policy.attention, mlps),
             own.vocab_size,
             own.max_position_embeddings,
             pre_process=parallel_state.is_pipeline_first_stage(),
@@ -108,8 +137,10 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
             share_embeddings_and_output_weights=is_tied,
             position_embedding_type="rope",
         )
+        for layer, mlp in zip(self.decoder.layers, mlps, strict=True):
+            if isinstance(mlp, Mixture):
+                layer.mlp = StageMixture(mlp, config.params_dtype)
         # The family's own frequencies, whatever scales them.
-        trunk: Any = policy.hf.base_model
         self.rotary_pos_emb.inv_freq = trunk.rotary_emb.inv_freq.clone()
         self._attention = policy.attention
         self._padding: int | None = trunk.embed_tokens.padding_idx
@@ -181,7 +212,7 @@ def megatron_config(
         gated_linear_unit=True,
         add_bias_linear=False,
         add_qkv_bias=qkv_bias,
-        qk_layernorm=FAMILIES[own.model_type].qk_norm,
+        qk_layernorm=FAMILIES[ATTENTION_OF.get(own.model_type, own.model_type)].qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=place.tp,
@@ -207,37 +238,43 @@ def megatron_config(
     )
 
 
-def _layer_blocks(config: TransformerConfig, attention: str) -> TransformerBlockSubmodules:
-    """This stage's layers, of Megatron's own modules without Transformer Engine."""
+def _layer_blocks(
+    config: TransformerConfig, attention: str, mlps: Sequence[nn.Module]
+) -> TransformerBlockSubmodules:
+    """This stage's layers, of Megatron's own modules without Transformer Engine; of ``mlps``
+    mixtures are put in afterwards."""
     norm = WrappedTorchNorm
     heads = {"q_layernorm": norm, "k_layernorm": norm} if config.qk_layernorm else {}
-    layer = ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=norm,
-            self_attention=ModuleSpec(
-                module=SelfAttention,
-                params={"attn_mask_type": AttnMaskType.causal},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
-                    core_attention=ModuleSpec(module=RowAttention, params={"attention": attention}),
-                    linear_proj=RowParallelLinear,
-                    **heads,
-                ),
-            ),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=norm,
-            mlp=ModuleSpec(
-                module=MLP,
-                submodules=MLPSubmodules(
-                    linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear
-                ),
-            ),
-            mlp_bda=get_bias_dropout_add,
-        ),
+    dense = ModuleSpec(
+        module=MLP,
+        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
     )
-    own = config.num_layers // config.pipeline_model_parallel_size
-    return TransformerBlockSubmodules(layer_specs=[layer] * own, layer_norm=norm)
+    layers = [
+        ModuleSpec(
+            module=TransformerLayer,
+            submodules=TransformerLayerSubmodules(
+                input_layernorm=norm,
+                self_attention=ModuleSpec(
+                    module=SelfAttention,
+                    params={"attn_mask_type": AttnMaskType.causal},
+                    submodules=SelfAttentionSubmodules(
+                        linear_qkv=ColumnParallelLinear,
+                        core_attention=ModuleSpec(
+                            module=RowAttention, params={"attention": attention}
+                        ),
+                        linear_proj=RowParallelLinear,
+                        **heads,
+                    ),
+                ),
+                self_attn_bda=get_bias_dropout_add,
+                pre_mlp_layernorm=norm,
+                mlp=IdentityOp if isinstance(mlp, Mixture) else dense,
+                mlp_bda=get_bias_dropout_add,
+            ),
+        )
+        for mlp in mlps
+    ]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=norm)
 
 
 def _row_of(packed: Packed, attention: str) -> PackedRow:

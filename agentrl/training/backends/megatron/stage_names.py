@@ -1,9 +1,9 @@
-"""Stage names: where each tensor of a Hugging Face folder lies in a stage of Megatron's model.
+"""Stage names: where each parameter of a Hugging Face model lies in a stage of Megatron's model.
 
-Megatron keeps queries, keys and values of a layer as one matrix, a group of heads after the other,
-and the two projections into an MLP as one, each rank's gate before its up. All else lies as in the
-folder. A rank's part of a tensor is then the rows or columns that tensor parallelism gives it, in
-the folder's order.
+Names are transformers', for which the experts of a layer are one stack. Megatron keeps queries,
+keys and values of a layer as one matrix, a group of heads after the other, and the two projections
+into an MLP as one, each rank's gate before its up. All else lies as in transformers. A rank's part
+of a tensor is then the rows or columns that tensor parallelism gives it, in the same order.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ _LAYER = {
     "self_attn.k_norm": "self_attention.k_layernorm",
     "post_attention_layernorm": "pre_mlp_layernorm",
     "mlp.down_proj": "mlp.linear_fc2",
+    "mlp.gate": "mlp.mixture.gate",
 }
 """Of a layer, what lies as in the folder: the folder's module and Megatron's."""
 
@@ -131,6 +132,9 @@ class StageNames:
                     own = f"{stage}.self_attention.linear_qkv.{kind}"
                     piece = Piece(own, groups, heads + 2, first, stop)
                     yield f"{folder}.self_attn.{name}_proj.{kind}", piece
+            for name in ("gate_up_proj", "down_proj"):
+                own = f"mlp.mixture.experts.{name}"
+                yield f"{folder}.mlp.experts.{name}", Piece(f"{stage}.{own}")
             for number, name in enumerate(("gate", "up")):
                 own = f"{stage}.mlp.linear_fc1.weight"
                 piece = Piece(own, 1, 2, number, number + 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from agentrl.engines.torch.model.families import FAMILIES, computed
-from agentrl.engines.weights import read_config
+from agentrl.engines.torch.model.families import ATTENTION_OF, FAMILIES, computed
+from agentrl.engines.weights import num_experts, read_config
 from agentrl.errors import ConfigError, StoreError
 from agentrl.training.backends.backend import RoleModel
 from agentrl.training.models.packed_model import ModelSpec
@@ -94,11 +94,13 @@ def check_model(spec: ModelSpec, place: DistSpec) -> None:
         return
     config = read_config(folder)
     named = f"{spec.setting}={spec.model_path!r}"
-    if not computed(config):
+    family = config.get("model_type")
+    if not computed({**config, "model_type": ATTENTION_OF.get(str(family), family)}):
         raise ConfigError(
-            f"TrainConfig.backend='megatron' computes dense models of {', '.join(FAMILIES)} "
-            "without sliding windows and with default, linear or llama3 rotary embeddings, got "
-            f"{config.get('model_type')!r} as the family of {named}; {_INSTEAD}"
+            f"TrainConfig.backend='megatron' computes models of "
+            f"{', '.join([*FAMILIES, *ATTENTION_OF])} without sliding windows and with default, "
+            "linear or llama3 rotary embeddings, got "
+            f"{family!r} as the family of {named}; {_INSTEAD}"
         )
     layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
     key_heads = int(config.get("num_key_value_heads") or heads)
@@ -108,6 +110,7 @@ def check_model(spec: ModelSpec, place: DistSpec) -> None:
         ("tp_size", place.tp, key_heads, "key heads"),
         ("tp_size", place.tp, int(config["vocab_size"]), "entries of the vocabulary"),
         ("tp_size", place.tp, int(config["intermediate_size"]), "units of each MLP"),
+        ("tp_size", place.tp, num_experts(config), "experts of each mixture"),
     ):
         if parts % size:
             raise ConfigError(

@@ -19,9 +19,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agentrl.engines import EnginePlace
+from agentrl.controller.cluster.episode_host import EpisodeHost
+from agentrl.engines import EnginePlace, SharedGpus, Transport
 from agentrl.errors import MachineError
-from agentrl.weight_sync import SharedMemorySender, batches
+from agentrl.weight_sync import SharedMemorySender, batches, make_sender
 from agentrl.weight_sync.shared_memory import pickled
 from tests.engines.servers.broken_server import says
 from tests.engines.servers.test_server_events import CONFIG, DONE, Build, build
@@ -259,6 +260,18 @@ def test_pickled_tensors_lie_in_the_memory_and_may_be_read_by_each_once(dtype: s
             memory[64:68] = 0
             assert not found["a.weight"].flatten()[0]
             placed(tensors, memory)
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 1)])
+def test_memory_lies_on_the_gpus_that_a_server_has_in_turn_with_ranks(
+    ranks: tuple[int, ...],
+) -> None:
+    host = EpisodeHost()
+    for shared, device in ((None, "cpu"), (SharedGpus(("0",)), "cuda")):
+        host.shared = shared
+        sender = make_sender(Transport("shared_memory"), ranks=ranks, device=host.device)
+        assert isinstance(sender, SharedMemorySender)
+        assert sender.device.type == device
 
 
 RANK = """

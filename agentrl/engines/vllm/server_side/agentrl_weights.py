@@ -175,7 +175,7 @@ _CLASSES = {
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes tensors alone: whoever reaches the server can send it a pickle."""
+    """Makes tensors alone: all who reach the server can send it a pickle."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch.multiprocessing.reductions" and name in _REBUILT:

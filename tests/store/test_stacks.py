@@ -59,7 +59,9 @@ def test_code_that_never_lets_python_run_is_seen(tmp_path: Path) -> None:
     # called by PyDLL, a function of C keeps the interpreter
     usleep = ctypes.PyDLL(None).usleep
     StackFile(path, after_s=0.01).run(lambda: usleep(300_000))
-    assert "<lambda> (test_stacks.py:" in stack_in(path)
+    # by one of the watch's looks: the last may come when the call has ended
+    assert 'test_stacks.py", line' in path.read_text()
+    assert " in <lambda>\n" in path.read_text()
 
 
 def test_polls_beside_the_oldest_call_hide_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agentrl.engines import Served, ServedDtype, UpdateSession
 from agentrl.engines.checksum import tensor_checksum
-from agentrl.engines.servers.client import NamedTensors, NewVersion, ServerClient
+from agentrl.engines.servers.client import NamedTensors, NewVersion, ServerClient, dtype_name
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
@@ -272,7 +272,7 @@ def arrays_of(tensors: NamedTensors) -> list[WeightArray]:
     return [
         WeightArray(
             name,
-            cast(ServedDtype, str(tensor.dtype).removeprefix("torch.")),
+            cast(ServedDtype, dtype_name(tensor)),
             tuple(tensor.shape),
             tensor.reshape(-1).view(torch.uint8).numpy(),
         )

@@ -55,6 +55,8 @@ class ShardSender(SharedMemorySender):
         """A session of this rank's part, where each of them is sent its own alone."""
         shards = self.shards([server.client for server in update.servers], update.shapes)
         if len(shards) != len(self.ranks):
+            # the owner alone writes, whole tensors
+            self.num_writers = 1
             return super().begin(update)
         return ShardSession(self, shards[0], update.dtype, update)
 

@@ -25,6 +25,11 @@ NamedTensors: TypeAlias = "Sequence[tuple[str, Tensor]]"
 """Tensors of a publish, contiguous, in the served dtype."""
 
 
+def dtype_name(tensor: Tensor) -> str:
+    """As a folder and a server's calls have it, such as ``bfloat16``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """Facts of a model's ``config.json``; one that also sees keeps its language model's apart."""

@@ -16,6 +16,7 @@ from agentrl.engines.servers.client import (
     NamedTensors,
     NewVersion,
     WeightLabels,
+    dtype_name,
 )
 from agentrl.engines.servers.http_client import HttpClient, RefusedError, ServerLostError
 from agentrl.engines.servers.program.tensor_names import part_names
@@ -277,7 +278,7 @@ class SGLangClient(HttpClient):
             )
         body = {
             "names": [name for name, _ in tensors],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
+            "dtypes": [dtype_name(tensor) for _, tensor in tensors],
             "shapes": [tensor.shape for _, tensor in tensors],
             "group_name": name,
         }

@@ -20,6 +20,7 @@ from agentrl.engines.servers.client import (
     NamedTensors,
     NewVersion,
     WeightLabels,
+    dtype_name,
 )
 from agentrl.engines.servers.http_client import HttpClient, ServerLostError
 from agentrl.engines.servers.program.tensor_names import part_names
@@ -238,7 +239,7 @@ class VLLMClient(HttpClient):
 
     async def receive(self, name: str, tensors: NamedTensors, new: NewVersion | None) -> None:
         """See ``ServerClient.receive``."""
-        dtypes = [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors]
+        dtypes = [dtype_name(tensor) for _, tensor in tensors]
         shapes = [tensor.shape for _, tensor in tensors]
         names = [own for own, _ in tensors]
         await self._workers("receive_agentrl_tensors", name, names, dtypes, shapes)

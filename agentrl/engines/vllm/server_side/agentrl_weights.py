@@ -150,12 +150,14 @@ def _pack_head(model: Any) -> None:
 
 def _rebuild_on_gpu(*given: Any) -> Tensor:
     """The sender names the GPU by its UUID: each process numbers those that it sees."""
-    found = (
-        index
-        for index in range(torch.cuda.device_count())
-        if str(torch.cuda.get_device_properties(index).uuid) == given[_DEVICE]
-    )
-    arguments = (*given[:_DEVICE], next(found), *given[_DEVICE + 1 :])
+    seen = range(torch.cuda.device_count())
+    by_uuid = {str(torch.cuda.get_device_properties(index).uuid): index for index in seen}
+    if given[_DEVICE] not in by_uuid:
+        raise RuntimeError(
+            f"the weights lie on GPU {given[_DEVICE]}, and this server sees {[*by_uuid]}; start it "
+            "on the trainer's GPUs, or set rollout.vllm.weight_sync=http"
+        )
+    arguments = (*given[:_DEVICE], by_uuid[given[_DEVICE]], *given[_DEVICE + 1 :])
     tensor: Tensor = reductions.rebuild_cuda_tensor(*arguments)
     return tensor
 

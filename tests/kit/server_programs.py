@@ -15,7 +15,7 @@ from agentrl.engines import EnginePlace
 from agentrl.engines.servers.client import ServerKind
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.section import ServersSpec
-from agentrl.engines.servers.server import free_port, server_url
+from agentrl.engines.servers.server import reserved_port, server_url
 
 START_S = 600
 """Only ends what hangs: a server is ready when it says so."""
@@ -33,19 +33,19 @@ def split(
 @contextmanager
 def running(servers: ServerKind, model: Path, folder: Path) -> Iterator[str]:
     """A server of a kind; its address, once it answers."""
-    port = free_port()
-    command = servers.command(model=model, port=port)
-    process = ServerProcess(command, servers.environment(), folder / "server.log")
-    url = server_url(port)
-    try:
-        end = time.monotonic() + START_S
-        while not _healthy(url):
-            assert process.exit_code is None, process.log_tail()
-            assert time.monotonic() < end, process.log_tail()
-            time.sleep(0.5)
-        yield url
-    finally:
-        process.end()
+    with reserved_port() as port:
+        command = servers.command(model=model, port=port)
+        process = ServerProcess(command, servers.environment(), folder / "server.log")
+        url = server_url(port)
+        try:
+            end = time.monotonic() + START_S
+            while not _healthy(url):
+                assert process.exit_code is None, process.log_tail()
+                assert time.monotonic() < end, process.log_tail()
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.end()
 
 
 def _healthy(url: str) -> bool:

@@ -79,7 +79,7 @@ def test_what_divides_or_compiles_the_model_is_refused(
 
 
 def test_megatron_computes_no_model_that_sees(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"computes dense models of .* got 'qwen3_vl'"):
+    with pytest.raises(ConfigError, match=r"computes models of .* got 'qwen3_vl'"):
         check_model(ModelSpec(str(model), backend="megatron"), DistSpec())
 
 

@@ -97,15 +97,18 @@ class ServerProcess:
                 self._end_orphans()
         return self._exit_code
 
-    def log_tail(self) -> str:
-        """The last lines of this start."""
+    def output(self) -> str:
+        """What it has said since this start."""
         try:
             with self.log.open("rb") as log:
                 log.seek(self._start)
-                lines = log.read().decode("utf-8", "replace").splitlines()
+                return log.read().decode("utf-8", "replace")
         except OSError as error:
             return f"(its log {self.log} cannot be read: {error})"
-        return "\n".join(line[:300] for line in lines[-_LOG_TAIL_LINES:])
+
+    def log_tail(self) -> str:
+        """The last lines of this start."""
+        return "\n".join(line[:300] for line in self.output().splitlines()[-_LOG_TAIL_LINES:])
 
     def end(self) -> None:
         """Ends it with all that it started; a second call does nothing."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,7 +22,6 @@ by an update; ``gone``: it was given up."""
 HOST = "127.0.0.1"
 _POLL_S = 0.5
 _HEALTH_S = 30.0
-_PORT_TRIES = 2
 
 
 class Server:
@@ -93,27 +94,14 @@ class Server:
             EngineError: it serves another model, or a shorter context.
         """
         await self.end()
-        # Another process may take the free port before the server does.
-        for left in reversed(range(_PORT_TRIES)):
-            port = free_port()
+        with reserved_port() as port:
             self._client = self._kind.client(self.name, self._url or server_url(port), self._labels)
             if not self.given:
                 command = self._kind.command(model=model, port=port)
                 self._process = ServerProcess(
                     command, self._kind.environment(self._index), self._log
                 )
-            if await self._ready():
-                break
-            assert self._process is not None
-            tail = self._process.log_tail()
-            if not left or "address already in use" not in tail.lower():
-                own = f"rollout.{self._kind.spec.section}"
-                memory = f" out of memory (lower {own}.kv_memory_fraction, or raise {own}.tp_size)"
-                raise MachineError(
-                    f"{self.name} ended while it started{memory * bool(OUT_OF_MEMORY.search(tail))}"
-                    f"; the end of its log {self._log}:\n{tail}"
-                )
-            await self.end()
+            await self._ready()
         await self.client.probe()
         await self.client.check_model()
         await self.client.label(label)
@@ -140,32 +128,43 @@ class Server:
         if client is not None:
             await client.close()
 
-    async def _ready(self) -> bool:
-        """Whether it came up; False where its process ended."""
+    async def _ready(self) -> None:
+        """Waits until it came up."""
         loop = asyncio.get_running_loop()
+        own = f"rollout.{self._kind.spec.section}"
         limit_s = self._kind.spec.startup_timeout_s
         deadline = loop.time() + limit_s
         # A server that is started here has no former owner.
         attached = not self.given
         while loop.time() < deadline:
-            if self.exited:
-                return False
+            if self._process is not None and self.exited:
+                said = self._process.output()
+                memory = f" out of memory (lower {own}.kv_memory_fraction, or raise {own}.tp_size)"
+                raise MachineError(
+                    f"{self.name} ended while it started{memory * bool(OUT_OF_MEMORY.search(said))}"
+                    f"; the end of its log {self._log}:\n{self._process.log_tail()}"
+                )
             attached = attached or await self.client.attach()
             if attached and await self.client.healthy(_HEALTH_S):
-                return True
+                return
             await asyncio.sleep(_POLL_S)
         what = "the given server" if self.given else f"its log is {self._log}"
         raise MachineError(
-            f"{self.name} did not answer within rollout.{self._kind.spec.section}."
-            f"startup_timeout_s={limit_s:g} ({what}); raise it, or look why it does not start"
+            f"{self.name} did not answer within {own}.startup_timeout_s={limit_s:g} ({what}); "
+            "raise it, or look why it does not start"
         )
 
 
-def free_port() -> int:
-    """A port of this machine that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of this machine for a server that takes a minute to listen there: while it is held,
+    the system gives it to nobody who asks for any port, whether to listen or to connect.
+    """
+    with socket.socket() as held:
+        # which lets the server, whose socket says the same, bind and listen beside this one
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((HOST, 0))
+        yield int(held.getsockname()[1])
 
 
 def server_url(port: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.engines.servers.client import EncodedTensors, NewVersion
 from agentrl.engines.servers.http_client import RefusedError, ServerLostError
-from agentrl.engines.servers.server import free_port, server_url
+from agentrl.engines.servers.server import reserved_port, server_url
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.errors import EngineError, MachineError
 from tests.engines.servers.broken_server import (
@@ -82,16 +82,19 @@ async def test_no_answer_is_named_by_its_deadline() -> None:
 
 
 async def test_a_server_that_is_not_there_is_named_with_its_address() -> None:
-    url = server_url(free_port())
-    client = sglang_client(url, call_timeout_s=0.5)
-    with pytest.raises(ServerLostError, match=f"server 0 at {url} cannot be reached for /generate"):
-        await client.generate(request(), "r")
+    with reserved_port() as port:
+        url = server_url(port)
+        client = sglang_client(url, call_timeout_s=0.5)
+        told = f"server 0 at {url} cannot be reached for /generate"
+        with pytest.raises(ServerLostError, match=told):
+            await client.generate(request(), "r")
     await client.close()
 
 
 async def test_a_server_that_is_not_there_is_not_healthy() -> None:
-    client = sglang_client(server_url(free_port()), call_timeout_s=0.5)
-    assert not await client.healthy(0.5)
+    with reserved_port() as port:
+        client = sglang_client(server_url(port), call_timeout_s=0.5)
+        assert not await client.healthy(0.5)
     await client.close()
 
 

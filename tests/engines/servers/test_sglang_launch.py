@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from agentrl.engines import SharedGpus
 from agentrl.engines.servers.client import WeightLabels
 from agentrl.engines.servers.process import ServerProcess
-from agentrl.engines.servers.server import Server
+from agentrl.engines.servers.server import HOST, Server, reserved_port
 from agentrl.engines.sglang import SGLangEngineSpec
 from agentrl.engines.sglang.launch import SGLangServers, kv_memory_fraction
 from agentrl.errors import ConfigError, MachineError
@@ -224,18 +226,47 @@ def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(tmp_pa
     assert "--disable-fast-image-processor" in words()
 
 
-@pytest.mark.parametrize("ran_out", [True, False])
-async def test_a_server_that_ran_out_of_memory_names_the_settings(ran_out: bool) -> None:
-    said = "torch.OutOfMemoryError: CUDA out of memory." if ran_out else "no such option"
+@pytest.mark.parametrize(
+    ("said", "ran_out"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", True),
+        # a server says much after what ended it
+        ("torch.OutOfMemoryError: CUDA out of memory.\n" + "  File\n" * 40, True),
+        ("no such option", False),
+    ],
+)
+async def test_a_server_that_ran_out_of_memory_names_the_settings(said: str, ran_out: bool) -> None:
     kind = servers(command=(sys.executable, "-c", f"raise SystemExit({said!r})"))
     server = Server(0, kind, WeightLabels("ours"))
     with pytest.raises(MachineError) as caught:
         await server.start(Path("model"), "ours.0")
     told = str(caught.value)
     await server.end()
-    assert said in told
+    assert said.splitlines()[-1] in told
     remedy = (
         "ended while it started out of memory (lower rollout.sglang.kv_memory_fraction, or raise "
         "rollout.sglang.tp_size); the end of its log"
     )
     assert (remedy in told) == ran_out
+
+
+_IP_LOCAL_PORT_RANGE = 51
+"""Of Linux' ``in.h``, from 6.3 on; Python has no name for it."""
+
+
+def test_the_port_of_a_server_that_starts_is_given_to_nobody_else() -> None:
+    with reserved_port() as port, socket.socket() as asks, socket.socket() as calls:
+        for one in asks, calls:
+            # no other port is left to the system; an older kernel may take any
+            with suppress(OSError):
+                own = (port | port << 16).to_bytes(4, sys.byteorder)
+                one.setsockopt(socket.IPPROTO_IP, _IP_LOCAL_PORT_RANGE, own)
+        asks.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            asks.bind((HOST, 0))
+        assert asks.getsockname()[1] != port
+        # the server that it is for may listen there
+        with socket.create_server((HOST, port)) as server:
+            with suppress(OSError):
+                calls.connect(server.getsockname())
+            assert calls.getsockname()[1] != port

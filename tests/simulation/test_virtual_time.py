@@ -50,6 +50,37 @@ def test_a_mailbox_gives_in_order_and_in_time() -> None:
     assert (got, time.now_s) == (["a", "b"], 7.0)
 
 
+def test_the_shortest_wait_is_over_some_time() -> None:
+    """One that is less than the rounding of the time that it is added to."""
+    time = VirtualTime(1)
+    process = Process(time)
+    mailbox = process.threads.mailbox()
+
+    def reads() -> None:
+        process.sleep(1000.0)
+        with pytest.raises(queue.Empty):
+            mailbox.get(timeout=1e-14)
+        assert time.now_s > 1000.0
+
+    thread = process.begin(reads, "reads")
+    time.run(lambda: not thread.is_alive(), 2000)
+    assert process.error is None
+
+
+def test_threads_that_take_turns_for_ever_are_found() -> None:
+    time = VirtualTime(1)
+    process = Process(time)
+
+    def turns() -> None:
+        while True:
+            process.sleep(0.0)
+
+    process.begin(turns, "turns")
+    with pytest.raises(DeadlockError, match=r"at 0\.0 s the clock moves on no more"):
+        time.run(lambda: False, 10)
+    time.exhume()
+
+
 def test_who_holds_a_lock_keeps_others_out() -> None:
     time = VirtualTime(3)
     process = Process(time)

@@ -24,6 +24,11 @@ from greenlet import (  # type: ignore[import-untyped]
 
 from agentrl.controller.threads import Threads
 
+_TICK_S = 1e-9
+"""Of the clock."""
+_AT_ONCE = 10_000
+"""Events at one time that a simulation never has; it has some forty."""
+
 
 class DeadlockError(AssertionError):
     """Nothing can happen any more, and somebody waits."""
@@ -49,7 +54,8 @@ class VirtualTime:
 
     def at(self, after_s: float, do: Callable[[], None], process: Process) -> None:
         """Something happens in a process, so many seconds from now, if that lives by then."""
-        due = self.now_s + max(0.0, after_s)
+        # A shorter wait could be less than the rounding of ``now_s``, and would never be over.
+        due = self.now_s + (max(_TICK_S, after_s) if after_s > 0 else 0.0)
         event = (due, self.random.random(), next(self._numbers), process, do)
         heapq.heappush(self._events, event)
 
@@ -57,8 +63,9 @@ class VirtualTime:
         """Has events happen until something is so.
 
         Raises:
-            DeadlockError: nothing is left to happen, or the time is over.
+            DeadlockError: nothing is left to happen, only what takes no time, or the time is over.
         """
+        at_once = 0
         while not until():
             if not self._events:
                 raise DeadlockError(f"at {self.now_s:.1f} s nothing is left to happen")
@@ -67,6 +74,9 @@ class VirtualTime:
                 continue
             if due > horizon_s:
                 raise DeadlockError(f"nothing ended within {horizon_s:.0f} s")
+            at_once = at_once + 1 if due <= self.now_s else 0
+            if at_once > _AT_ONCE:
+                raise DeadlockError(f"at {self.now_s:.1f} s the clock moves on no more")
             self.now_s = max(self.now_s, due)
             self.num_events += 1
             do()

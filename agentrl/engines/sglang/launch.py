@@ -33,6 +33,9 @@ _CPU_ARGUMENTS: Mapping[str, object] = {
     "mem-fraction-static": 0.9,
 }
 _CPU_SEQUENCES = 64
+_ON_GPU = ("-m", "sglang.launch_server")
+# Without -P it could import what lies beside it.
+_ON_CPU = ("-P", str(Path(__file__).parent / "server_side" / "forking_launch.py"))
 _GIB = 2**30
 _MIB = 2**20
 _WORK = ((20, 2048, 8), (60, 4096, 160), (160, 8192, 512), (math.inf, 16384, 512))
@@ -148,7 +151,7 @@ class SGLangServers(ProgramServers[SGLangEngineSpec]):
         arguments |= self._shared_arguments()
         if spec.kv_memory_fraction is not None:
             arguments["mem-fraction-static"] = spec.kv_memory_fraction
-        return self.words(("-m", "sglang.launch_server"), arguments)
+        return self.words(_ON_CPU if self.device == "cpu" else _ON_GPU, arguments)
 
     def own_environment(self) -> dict[str, str]:
         """See ``ProgramServers.own_environment``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.server import HOST, Server, reserved_port
 from agentrl.engines.sglang import SGLangEngineSpec
 from agentrl.engines.sglang.launch import SGLangServers, kv_memory_fraction
+from agentrl.engines.sglang.server_side import forking_launch
 from agentrl.errors import ConfigError, MachineError
 from tests.kit.server_programs import split
 from tests.kit.waiting import until
@@ -206,6 +208,32 @@ def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:
 def test_an_interpreter_without_sglang_is_named_with_the_mend() -> None:
     with pytest.raises(MachineError, match=r"cannot run SGLang: .*run `agentrl install sglang`"):
         servers(command=(), python=sys.executable)
+
+
+@pytest.mark.parametrize(("threads", "method"), [(1, "fork"), (2, "spawn")])
+def test_processes_of_a_server_without_a_gpu_are_forked_by_what_has_one_thread(
+    threads: int, method: str, tmp_path: Path
+) -> None:
+    """A program stands for SGLang: it asks for spawned processes, as SGLang does."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "launch_server.py").write_text(
+        f"""import multiprocessing, sys, threading
+stop = threading.Event()
+for _ in range({threads} - 1):
+    threading.Thread(target=stop.wait).start()
+multiprocessing.set_start_method("spawn", force=True)
+print(multiprocessing.get_start_method(), *sys.argv[1:])
+stop.set()
+"""
+    )
+    said = subprocess.run(
+        [sys.executable, "-P", forking_launch.__file__, "--port", "4"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.split() == [method, "--port", "4"]
 
 
 def test_a_process_that_ends_has_its_last_words_in_the_log(tmp_path: Path) -> None:

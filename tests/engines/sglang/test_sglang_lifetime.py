@@ -16,6 +16,7 @@ import pytest
 
 from agentrl.engines.servers import supervise
 from agentrl.engines.servers.orphan_cleanup import reap_servers
+from agentrl.engines.sglang.server_side import forking_launch
 from agentrl.store import read_jsonl
 from tests.engines.sglang.runs import CONFIG
 from tests.kit.waiting import until
@@ -44,7 +45,7 @@ class Server:
             str(folder),
             str(model),
         )
-        launched = [pid for pid in processes() if "sglang.launch_server" in words(pid)]
+        launched = [pid for pid in processes() if forking_launch.__file__ in words(pid)]
         started = [pid for pid in launched if any(word.startswith(own) for word in words(pid))]
         (self.marker,) = {marker_of(pid) for pid in started} - others - {""}
         self.owner = int(self.marker.split("-")[0])

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from agentrl.engines.sglang import SGLangEngine
+from agentrl.engines.sglang.server_side import forking_launch
 from agentrl.errors import EngineError
 from agentrl.weight_sync import HttpSender, SharedMemorySender
 from tests.engines.sglang.digests import require_sent
@@ -33,6 +34,7 @@ from tests.engines.sglang.runs import assert_a_killed_server_costs_nothing
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 RESTART_S = 400
+LAUNCH = forking_launch.__file__
 
 
 def servers_of(folder: Path) -> list[int]:
@@ -46,7 +48,7 @@ def servers_of(folder: Path) -> list[int]:
         except OSError:
             continue
         if (
-            "sglang.launch_server" in words
+            LAUNCH in words
             and "supervise" not in " ".join(words)
             and str(folder) in " ".join(words)
         ):
@@ -69,8 +71,7 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
 
     engine = await asyncio.to_thread(
         lambda: build(
-            command=(python, "-m", "sglang.launch_server"),
-            device="cpu",
+            python=python,
             model=str(own),
             num_servers=2,
             sender=lambda: SharedMemorySender(served),
@@ -123,8 +124,7 @@ async def test_a_server_that_dies_too_often_is_given_up_and_said_so(
     own = shutil.copytree(model, tmp_path / "model")
     engine = await asyncio.to_thread(
         lambda: build(
-            command=(python, "-m", "sglang.launch_server"),
-            device="cpu",
+            python=python,
             model=str(own),
             sender=HttpSender,
             startup_timeout_s=RESTART_S,

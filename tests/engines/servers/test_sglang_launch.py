@@ -210,6 +210,32 @@ def test_an_interpreter_without_sglang_is_named_with_the_mend() -> None:
         servers(command=(), python=sys.executable)
 
 
+@pytest.mark.parametrize(
+    ("built_for", "found", "device"),
+    [(None, True, "cpu"), ("13.0", True, "cuda"), ("13.0", False, "cpu")],
+)
+def test_the_device_is_what_the_environment_is_built_for_and_finds(
+    built_for: str | None, found: bool, device: str, tmp_path: Path
+) -> None:
+    """A package stands for torch: where it was built for no GPU it is not imported."""
+    packages = tmp_path / "packages"
+    for name, version in (("torch", "2.13.0"), ("sglang", "0.5.23")):
+        folder = packages / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+    (packages / "torch").mkdir()
+    (packages / "torch" / "version.py").write_text(f"cuda = {built_for!r}\n")
+    (packages / "torch" / "__init__.py").write_text(
+        f"class cuda:\n    is_available = lambda: {found}\nassert {built_for!r}\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert servers(command=(), python=str(python), device=None, dtype="bfloat16").device == device
+
+
 @pytest.mark.parametrize(("threads", "method"), [(1, "fork"), (2, "spawn")])
 def test_processes_of_a_server_without_a_gpu_are_forked_by_what_has_one_thread(
     threads: int, method: str, tmp_path: Path

@@ -3,13 +3,14 @@
 Two ranks and two rollout workers train ``--steps`` steps twice, from one warm-up: undisturbed, and
 with a kill every 60 to 180 s (``--every``) for ``--minutes``: of a rank, a rollout worker, a
 sandbox or the driver, which ``agentrl train --retries`` starts again. With ``--node`` the link to
-the second of two Ray nodes is cut too (root, iproute2); with ``--sglang PYTHON`` servers are
-killed.
+the second of two Ray nodes is cut too, and that node started again (root, iproute2); with
+``--sglang PYTHON`` servers are killed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -77,17 +78,24 @@ class Driven:
         return trained
 
 
-def processes_of(driven: Driven, kind: str) -> list[int]:
-    """What may be killed; on two nodes only the driver descends from the run."""
+def processes_of(driven: Driven, kind: str, arguments: argparse.Namespace) -> list[int]:
+    """What may be killed, or of a node the worker that it takes along. On two nodes only the driver
+    descends from the run."""
     if kind == "driver":
         return [pid for pid in children(driven.process.pid) if "--retries" not in name_of(pid)]
     marks = {
         "rank": "ray::_Rank",
         "worker": "ray::_RolloutWorker",
+        "node": "ray::_RolloutWorker",
         "sandbox": "bwrap",
         "server": "sglang",
     }
-    return sorted(pid for pid in descendants(os.getpid()) if marks[kind] in name_of(pid))
+    found = sorted(pid for pid in descendants(os.getpid()) if marks[kind] in name_of(pid))
+    if kind == "node":
+        command = ["ip", "netns", "pids", arguments.spaces[1]]
+        far = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        found = [pid for pid in found if str(pid) in far]
+    return found
 
 
 def children(pid: int) -> list[int]:
@@ -132,15 +140,15 @@ def disturb(
         # Each kind in turn, so that none is left out.
         least = min(kills[kind] for kind in kinds)
         kind = rng.choice([kind for kind in kinds if kills[kind] == least])
+        pids = processes_of(driven, kind, arguments)
+        if not pids:
+            missed += 1
+            assert missed < MISSES, f"of a {kind} no process is found"
+            continue
+        missed = 0
         if kind == "node":
             run("ip", "-n", arguments.spaces[0], "link", "set", "near", "down")
         else:
-            pids = processes_of(driven, kind)
-            if not pids:
-                missed += 1
-                assert missed < MISSES, f"of a {kind} no process is found"
-                continue
-            missed = 0
             os.kill(rng.choice(pids), signal.SIGKILL)
         killed = time.monotonic()
         kills[kind] += 1
@@ -150,6 +158,8 @@ def disturb(
         if kind == "node":
             time.sleep(max(0.0, CUT_S - took))
             run("ip", "-n", arguments.spaces[0], "link", "set", "near", "up")
+            # The cluster has given it up by now, so that it ends, and has to be started.
+            arguments.start_far()
         print(f"{kind}: {took:.1f} s to the next trained step", flush=True)
         if trained:
             seconds[kind].append(took)
@@ -228,14 +238,23 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
 @contextmanager
 def two_nodes(arguments: argparse.Namespace) -> Iterator[None]:
     """A rollout worker fits on each of two nodes, and the ranks on the first."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as short, two_namespaces("chaos") as spaces:
-        arguments.spaces = spaces
-        head = ("--head", "--num-cpus=6", "--include-dashboard=false", '--resources={"rollout": 2}')
-        far = ("--num-cpus=2", '--resources={"rollout": 1}')
-        with (
-            ray_node(spaces[0], Path(short) / "near", NEAR, *head),
-            ray_node(spaces[1], Path(short) / "far", FAR, *far),
-        ):
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as short,
+        two_namespaces("chaos") as (near, far),
+        ExitStack() as far_node,
+    ):
+        numbers = itertools.count()
+
+        def start_far() -> None:
+            far_node.close()
+            folder = Path(short) / f"far{next(numbers)}"
+            options = ("--num-cpus=2", '--resources={"rollout": 1}')
+            far_node.enter_context(ray_node(far, folder, FAR, *options))
+
+        arguments.spaces, arguments.start_far = (near, far), start_far
+        head = ("--head", "--num-cpus=6", "--include-dashboard=false", '--resources={"rollout": 1}')
+        with ray_node(near, Path(short) / "near", NEAR, *head):
+            start_far()
             yield
 
 

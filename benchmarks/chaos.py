@@ -88,9 +88,10 @@ def processes_of(driven: Driven, kind: str, arguments: argparse.Namespace) -> li
         "worker": "ray::_RolloutWorker",
         "node": "ray::_RolloutWorker",
         "sandbox": "bwrap",
-        "server": "sglang",
+        "server": "--max-total-tokens",
     }
-    found = sorted(pid for pid in descendants(os.getpid()) if marks[kind] in name_of(pid))
+    names = {pid: name_of(pid) for pid in sorted(descendants(os.getpid()))}
+    found = [pid for pid, name in names.items() if marks[kind] in name and "supervise" not in name]
     if kind == "node":
         command = ["ip", "netns", "pids", arguments.spaces[1]]
         far = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
@@ -216,7 +217,7 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
     with trains(folder / "run", folder / "run.log", *own, space=space) as driven:
         kills, seconds = disturb(driven, kinds, arguments, rng)
         code = driven.process.wait()
-    figures.at_most("exit code of the disturbed run", code, "", 0)
+    figures.at_most("exit code of the disturbed run", abs(code), "", 0)
     for kind in kinds:
         figures.report(f"{kind}: kills", kills[kind], "")
         if kind in ASKED_S and seconds[kind]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import median
 
 from agentrl.controller.ledger import Ledger
+from agentrl.engines.servers import supervise
 from benchmarks.figures import Figures, add_arguments
 from benchmarks.step import CODE, checkpoint, default_cache, environment
 from tests.kit.far_node import ADDRESS, FAR, NEAR, ray_node, run, two_namespaces
@@ -83,20 +84,35 @@ def processes_of(driven: Driven, kind: str, arguments: argparse.Namespace) -> li
     descends from the run."""
     if kind == "driver":
         return [pid for pid in children(driven.process.pid) if "--retries" not in name_of(pid)]
+    own = descendants(os.getpid())
+    if kind == "server":
+        # it is no child of its owner, and bears its name
+        marked = Path("/proc").glob("[0-9]*/environ")
+        return sorted(int(path.parent.name) for path in marked if owner_of(path) in own)
     marks = {
         "rank": "ray::_Rank",
         "worker": "ray::_RolloutWorker",
         "node": "ray::_RolloutWorker",
         "sandbox": "bwrap",
-        "server": "--max-total-tokens",
     }
-    names = {pid: name_of(pid) for pid in sorted(descendants(os.getpid()))}
-    found = [pid for pid, name in names.items() if marks[kind] in name and "supervise" not in name]
+    found = sorted(pid for pid in own if marks[kind] in name_of(pid))
     if kind == "node":
         command = ["ip", "netns", "pids", arguments.spaces[1]]
         far = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         found = [pid for pid in found if str(pid) in far]
     return found
+
+
+def owner_of(environ: Path) -> int | None:
+    """The owner of a server's process; None for others."""
+    start = f"{supervise.MARKER}=".encode()
+    try:
+        words = environ.read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next(
+        (int(one[len(start) :].split(b"-")[0]) for one in words if one.startswith(start)), None
+    )
 
 
 def children(pid: int) -> list[int]:

@@ -27,7 +27,8 @@ from pathlib import Path
 from statistics import median
 
 from agentrl.controller.ledger import Ledger
-from agentrl.engines.servers import supervise
+from agentrl.engines.servers.supervise import marker_of, processes
+from agentrl.sandbox.owner_id import Owner
 from benchmarks.figures import Figures, add_arguments
 from benchmarks.step import CODE, checkpoint, default_cache, environment
 from tests.kit.far_node import ADDRESS, FAR, NEAR, ray_node, run, two_namespaces
@@ -87,8 +88,8 @@ def processes_of(driven: Driven, kind: str, arguments: argparse.Namespace) -> li
     own = descendants(os.getpid())
     if kind == "server":
         # it is no child of its owner, and bears its name
-        marked = Path("/proc").glob("[0-9]*/environ")
-        return sorted(int(path.parent.name) for path in marked if owner_of(path) in own)
+        owners = {pid: Owner.parse(marker_of(pid).split("/")[0]) for pid in processes()}
+        return sorted(pid for pid, owner in owners.items() if owner and owner.pid in own)
     marks = {
         "rank": "ray::_Rank",
         "worker": "ray::_RolloutWorker",
@@ -101,18 +102,6 @@ def processes_of(driven: Driven, kind: str, arguments: argparse.Namespace) -> li
         far = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         found = [pid for pid in found if str(pid) in far]
     return found
-
-
-def owner_of(environ: Path) -> int | None:
-    """The owner of a server's process; None for others."""
-    start = f"{supervise.MARKER}=".encode()
-    try:
-        words = environ.read_bytes().split(b"\0")
-    except OSError:
-        return None
-    return next(
-        (int(one[len(start) :].split(b"-")[0]) for one in words if one.startswith(start)), None
-    )
 
 
 def children(pid: int) -> list[int]:

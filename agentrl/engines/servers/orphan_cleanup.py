@@ -39,9 +39,6 @@ def reap_servers() -> list[str]:
 
 def _markers() -> Iterator[tuple[str, str]]:
     """Markers of the servers of which a process lives, and what names their owner."""
-    prefix = f"{supervise.MARKER}=".encode()
-    for pid in supervise.processes():
-        for word in supervise.environment(pid):
-            if word.startswith(prefix):
-                marker = word.removeprefix(prefix).decode(errors="replace")
-                yield marker, marker.partition("/")[0]
+    for marker in map(supervise.marker_of, supervise.processes()):
+        if marker:
+            yield marker, marker.partition("/")[0]

@@ -221,6 +221,13 @@ def environment(pid: int) -> list[bytes]:
     return _read(pid, "environ").split(b"\0")
 
 
+def marker_of(pid: int) -> str:
+    """The marker of the server that a process belongs to; empty for others and for zombies."""
+    start = f"{MARKER}=".encode()
+    found = (one.removeprefix(start) for one in environment(pid) if one.startswith(start))
+    return next(found, b"").decode(errors="replace")
+
+
 def _read(pid: int, name: str) -> bytes:
     """A file of proc(5); empty where the process has ended, or belongs to someone else."""
     try:

@@ -45,9 +45,9 @@ class Server:
             str(folder),
             str(model),
         )
-        launched = [pid for pid in processes() if forking_launch.__file__ in words(pid)]
+        launched = [pid for pid in supervise.processes() if forking_launch.__file__ in words(pid)]
         started = [pid for pid in launched if any(word.startswith(own) for word in words(pid))]
-        (self.marker,) = {marker_of(pid) for pid in started} - others - {""}
+        (self.marker,) = {supervise.marker_of(pid) for pid in started} - others - {""}
         self.owner = int(self.marker.split("-")[0])
         self.pids = supervise.server_processes(self.marker)
         (self.lifeline,) = (
@@ -63,12 +63,8 @@ class Server:
 
     def left(self) -> list[str]:
         files = [self.folder, *map(Path, self.shared)]
-        own = [pid for pid in self.pids if marker_of(pid) == self.marker]
+        own = [pid for pid in self.pids if supervise.marker_of(pid) == self.marker]
         return [str(pid) for pid in own] + [str(file) for file in files if file.exists()]
-
-
-def processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
 def words(pid: int) -> list[str]:
@@ -76,16 +72,6 @@ def words(pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         return []
-
-
-def marker_of(pid: int) -> str:
-    """What a process bears; nothing for a zombie."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
-    start = f"{supervise.MARKER}="
-    return next((one.removeprefix(start) for one in variables if one.startswith(start)), "")
 
 
 def open_files(pid: int) -> set[str]:
@@ -100,7 +86,7 @@ def open_files(pid: int) -> set[str]:
 @pytest.fixture
 def others() -> set[str]:
     """Markers of the servers that other tests share."""
-    return {marker_of(pid) for pid in processes()}
+    return {supervise.marker_of(pid) for pid in supervise.processes()}
 
 
 @pytest.fixture

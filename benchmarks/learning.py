@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from agentrl.engines.vllm.environment import VLLM
 from benchmarks.figures import RESULTS, Figures, add_arguments
 from benchmarks.fresh.examine import STAGES, Accuracies, fresh_accuracies
 
@@ -36,6 +37,8 @@ class Run:
     example: str
     settings: tuple[str, ...] = ()
     seed: int = 0
+    report: str = ""
+    """Of which report it is, where that is not its example's."""
 
 
 # The baselines of the code task are needed once; the other runs examine the task itself alone.
@@ -80,10 +83,22 @@ def fresh_runs(example: str) -> tuple[Run, ...]:
     return (*seeds_of(example), Run(f"{example}-shuffled", example, shuffled))
 
 
+def on_vllm(seed: int) -> Run:
+    """RL of the code example on vLLM, from the warm-up of the run on TorchEngine."""
+    settings = (
+        f"model.path={{runs}}/code-{seed}/models/warmup",
+        "rollout.engine=vllm",
+        "rollout.vllm.python={vllm}",
+        *CODE_ALONE,
+    )
+    return Run(f"code-vllm-{seed}", "code", settings, seed, report="vllm")
+
+
 RUNS = (
     Run("code-0", "code"),
     *(Run(f"code-{seed}", "code", CODE_ALONE, seed) for seed in SEEDS[1:]),
     Run("code-shuffled", "code", ("stages.rl.debug.shuffle_rewards=true", *CODE_ALONE)),
+    *map(on_vllm, SEEDS),
     Run("search-0", "search"),
     Run("search-unmasked", "search", ("stages.rl.debug.train_on_tool_tokens=true",)),
     Run("search-shuffled", "search", ("stages.rl.debug.shuffle_rewards=true",)),
@@ -112,6 +127,11 @@ NOTES = {
         "held-out problems of seeds 0 to 2. Leaving out the operand pairs used before leaves out "
         "many short numbers: fresh problems have 2.92 digits an operand where the held-out ones of "
         "seed 0 have 2.67, and so are harder.",
+    ),
+    "vllm": (
+        "RL of the code example at its shipped settings, with vLLM servers and with TorchEngine, "
+        "from one warm-up a seed. Both policies are examined on TorchEngine, on the 1,000 fresh "
+        "problems.",
     ),
     "search": (
         "Settings were chosen after looking at the held-out set, so figures on that set are not of "
@@ -170,10 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         train(run, folder / run.name)
     whole = Figures()
     for example, report in REPORTS.items():
-        names = [run.name for run in chosen if run.example == example]
-        if not names:
+        told = [run for run in chosen if (run.report or run.example) == example]
+        if not told:
             continue
-        seeds = sorted({run.seed for run in chosen if run.example == example})
+        names = [run.name for run in told]
+        seeds = sorted({run.seed for run in told})
         figures = Figures(notes=list(NOTES[example]))
         report(figures, folder, set(names))
         figures.show()
@@ -197,10 +218,12 @@ def train(run: Run, folder: Path) -> None:
         "train",
         str(EXAMPLES / run.example / "config.yaml"),
     ]
+    vllm = os.environ.get("AGENTRL_VLLM_PYTHON") or str(VLLM.python())
+    runs = str(folder.parent.resolve())
     command += [
         f"run.dir={folder}",
         f"run.seed={run.seed}",
-        *(text.replace("{runs}", str(folder.parent.resolve())) for text in run.settings),
+        *(text.replace("{runs}", runs).replace("{vllm}", vllm) for text in run.settings),
         *(["--resume"] if (folder / "run.json").is_file() else []),
     ]
     print(f"--- {run.name}: {' '.join(run.settings)}", flush=True)
@@ -232,6 +255,20 @@ def report_code(figures: Figures, folder: Path, names: set[str]) -> None:
         for decoding in ("sampled", "greedy"):
             gain = known["after"][decoding] - known["before"][decoding]
             figures.at_most(f"code, rewards shuffled, {decoding} gain", gain, "", 0.0)
+
+
+def report_vllm(figures: Figures, folder: Path, names: set[str]) -> None:
+    """The code task on vLLM beside TorchEngine; both are examined on TorchEngine."""
+    for seed in SEEDS:
+        if f"code-vllm-{seed}" in names:
+            own, server = (
+                fresh_accuracies(folder / name, "code", stages=("after",))["after"]["sampled"]
+                for name in (f"code-{seed}", f"code-vllm-{seed}")
+            )
+            told = f"code, seed {seed}, fresh problems, sampled after"
+            figures.report(f"{told}, torch", own, "")
+            figures.report(f"{told}, vllm", server, "")
+            figures.at_most(f"seed {seed}, points apart", 100 * abs(own - server), "points", 4)
 
 
 def report_search(figures: Figures, folder: Path, names: set[str]) -> None:
@@ -355,6 +392,7 @@ def train_s(run: Path) -> float:
 
 REPORTS: dict[str, Callable[[Figures, Path, set[str]], None]] = {
     "code": report_code,
+    "vllm": report_vllm,
     "search": report_search,
     **{name: partial(report_fresh, example=name) for name in ("game", "api")},
     "vision": report_vision,

@@ -30,6 +30,7 @@ LedgerState = Literal[
     "dropped",
     "rolled_back",
 ]
+_STATES = get_args(LedgerState)
 
 _KEYS = {"attempt", "policy", "group_index", "rollout_indices", "to"}
 
@@ -194,11 +195,12 @@ class Ledger:
     def _apply(self, row: Mapping[str, Any]) -> None:
         to = row["to"]
         rollout_indices = row["rollout_indices"]
-        if to not in get_args(LedgerState) or not isinstance(rollout_indices, list):
+        if to not in _STATES or not isinstance(rollout_indices, list):
             raise StoreError(f"{self._path}: row {self.offset} is no ledger row: {row!r:.200}")
         for rollout_index in rollout_indices:
             key = (row["attempt"], row["policy"], row["group_index"], rollout_index)
-            state = self._history[key][-1][1] if key in self._history else ""
+            history = self._history.get(key, [])
+            state = history[-1][1] if history else ""
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(
                     f"{self._path}: trajectory {key[2]}-{key[3]} of attempt {key[0]} cannot go "
@@ -208,7 +210,8 @@ class Ledger:
                 self._trained.add(key[1:])
             elif state == "trained":
                 self._trained.discard(key[1:])
-            self._history.setdefault(key, []).append((self.offset, to))
+            history.append((self.offset, to))
+            self._history[key] = history
         # The rows of a rollback bear the attempt that they take back, which is an earlier one.
         self.attempt = max(self.attempt, row["attempt"])
         self.offset += 1

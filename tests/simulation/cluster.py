@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -33,11 +33,13 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
 )
+from agentrl.types.arrays import frozen_floats
 from agentrl.types.seeds import seed_for
 from agentrl.weight_sync import WeightsReport
 from tests.simulation.virtual import Process, VirtualTime
 
 LATENCY_S = 0.002
+LOGPROBS = frozen_floats([-1.0, -1.0])
 ROOM = 2
 """Workers of a node, as it is told; those that a run keeps find room all the same."""
 MOST_NODES = 4
@@ -266,6 +268,11 @@ class _Group:
     request: GroupRequest
     episodes: list[_Episode]
     retried: list[Trajectory] = field(default_factory=list)
+
+
+@cache
+def _prompt(number: int) -> Segment:
+    return Segment(SegmentKind.PROMPT, np.asarray([number], np.int32))
 
 
 def _seed(episode: _Episode) -> int:
@@ -520,15 +527,14 @@ class Worker:
         made = Segment(
             SegmentKind.POLICY,
             np.asarray([self.weights.truth, _seed(episode)], np.int32),
-            np.asarray([-1.0, -1.0], np.float32),
+            LOGPROBS,
             self.weights.version,
         )
-        prompt = Segment(SegmentKind.PROMPT, np.asarray([len(episode.turns)], np.int32))
         episode.turns.append(
             Turn(
                 len(episode.turns),
                 None if not episode.turns else len(episode.turns) - 1,
-                (prompt,),
+                (_prompt(len(episode.turns)),),
                 (made,),
                 "",
                 {"role": "assistant", "content": ""},

@@ -58,8 +58,8 @@ UNTIL = float(os.environ.get("AGENTRL_TESTS_UNTIL") or "inf")
 LEFT_OUT: Counter[str] = Counter()
 """Tests for which no time was left, by their files."""
 
-WIDE = 4
-"""A commit tries one of so many parts of the tests that are marked ``wide``."""
+PARTS = 4
+"""A commit tries one of so many parts of the tests that are marked ``slow`` or ``wide``."""
 
 MARKS = re.compile(r"\bmark\.(\w+)|\b(wide)_but\b")
 
@@ -124,11 +124,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the wide tests the part of ``AGENTRL_WIDE``, a commit; files in an order that
+    """Of slow and wide tests the part of ``AGENTRL_TESTS_PART``, a commit; files in an order that
     ``AGENTRL_TESTS_ORDER`` decides.
     """
-    if commit := os.environ.get("AGENTRL_WIDE"):
-        others = [item for item in items if part(item) not in (None, number(commit) % WIDE)]
+    if commit := os.environ.get("AGENTRL_TESTS_PART"):
+        others = [item for item in items if part(item) not in (None, number(commit) % PARTS)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
     if order := os.environ.get("AGENTRL_TESTS_ORDER"):
@@ -146,9 +146,16 @@ def pytest_collection_finish() -> None:
 
 
 def part(item: pytest.Item) -> int | None:
-    """The part of the wide tests to which one belongs, with those that share its costs."""
-    mark = item.get_closest_marker("wide")
-    return None if mark is None else number(mark.args[0] if mark.args else item.name) % WIDE
+    """The part to which a test belongs, with those that share its costs: what a wide one names,
+    the fixtures of its file where it is slow. What holds an invariant is tried at each commit.
+    """
+    wide = item.get_closest_marker("wide")
+    if item.get_closest_marker("invariant"):
+        return None
+    if wide is not None:
+        return number(wide.args[0] if wide.args else item.name) % PARTS
+    slow = item.get_closest_marker("slow")
+    return None if slow is None else number(item.path.name) % PARTS
 
 
 def number(text: str) -> int:

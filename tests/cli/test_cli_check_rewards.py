@@ -196,6 +196,7 @@ def test_a_resource_is_opened_and_asked(
         assert ("resource 'db' does not answer: FileNotFoundError" in err) == (code == 4)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_named(
     check: Callable[..., tuple[int, str, str]], tmp_path: Path, agentrl: Agentrl
 ) -> None:
@@ -226,6 +227,7 @@ def test_what_is_no_solution_is_named(given: object, told: str) -> None:
     assert told in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "code"), [(19, 5), (20, 0)])
 def test_a_limit_that_leaves_no_task_is_a_fault(agentrl: Agentrl, limit: int, code: int) -> None:
     example = EXAMPLES / "code" / "config.yaml"

@@ -202,6 +202,7 @@ eval: {{sets: {{sums: {{data: "{MODEL_TASK}:tasks", num_tasks: 1}}}}}}
     return config
 
 
+@pytest.mark.slow
 def test_verbs_that_play_say_which_line_exited(
     agentrl: Agentrl, tiny: Path, tmp_path: Path
 ) -> None:

@@ -269,6 +269,7 @@ def steps(draw: st.DrawFn, first_group: int) -> Step:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(steps(0), steps(NUM_GROUPS), st.integers(1, 3))
 def test_every_tokens_value_is_the_trainers(first: Step, second: Step, num_passes: int) -> None:

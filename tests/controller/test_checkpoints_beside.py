@@ -33,6 +33,7 @@ def checkpoints(run: Path) -> Checkpoints:
     return Checkpoints(run / "checkpoints" / "rl", keep_last=1)
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_a_checkpoint_is_told_and_the_run_goes_on(
     group: LocalRoleGroup,
     model: Path,

@@ -122,6 +122,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
         return train(group, model, tmp_path_factory.mktemp("whole") / "run")
 
 
+@pytest.mark.slow
 def test_roles_in_a_second_group_have_the_numbers_of_one(
     whole: list[dict[str, Any]], model: Path, tmp_path: Path
 ) -> None:

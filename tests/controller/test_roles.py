@@ -86,6 +86,7 @@ def test_two_roles_learn_in_one_stage(
     assert not any(name.startswith("critic/") for name in alone[0])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_a_folder_a_role_and_both_go_on_from_it(
     whole: list[dict[str, Any]],
     model: Path,
@@ -118,6 +119,7 @@ def batches(number: int) -> list[Any]:
     return [made_groups(6 * n, 6) for n in range(number)]
 
 
+@pytest.mark.slow
 def test_two_policies_learn_in_one_stage_each_of_its_own_groups(
     whole: list[dict[str, Any]], model: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +142,7 @@ def test_two_policies_learn_in_one_stage_each_of_its_own_groups(
     assert (tmp_path / "run" / "models" / "rl" / "guard.actor" / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_policy_that_no_group_trains_keeps_its_version(model: Path, tmp_path: Path) -> None:
     rows = train(
         model, tmp_path / "run", 1, policies={"guard": "guard.actor"}, beside={}, others=()

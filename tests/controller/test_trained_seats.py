@@ -173,6 +173,7 @@ def test_an_untrained_agent_gets_exactly_zero_gradient(model: Path, tmp_path: Pa
     assert any(not np.array_equal(value, start[name]) for name, value in weights[0].items())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_annotations_of_a_game_cover_the_tokens_of_every_agent(model: Path, tmp_path: Path) -> None:
     for train in (True, False):

@@ -48,6 +48,7 @@ def test_it_trains_is_evaluated_updated_and_restarted(config: Path) -> None:
     assert later[-2:] == ["update 3", "closed"]
 
 
+@pytest.mark.slow
 def test_a_server_whose_probe_differs_ends_the_run_with_a_checkpoint(config: Path) -> None:
     with (
         opened(config, "train.steps=4", "rollout.own.wrong_version=3") as trainer,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 from agentrl.types import load_object
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "basic_loop.py"
 
 
+@pytest.mark.slow
 def test_its_reward_rises() -> None:
     curve = load_object(f"{EXAMPLE}:main")(None, 12)
 

@@ -29,6 +29,7 @@ def first_task(config: Path) -> Task:
     return next(iter(DataSet("data/train.parquet", base_dir=config.parent).tasks()))
 
 
+@pytest.mark.slow
 def test_rows_become_tasks_with_their_answers(config: Path) -> None:
     task = first_task(config)
     prompt = str(task.messages[0]["content"])

@@ -44,6 +44,7 @@ def renderer(folder: Path) -> ChatMLRenderer:
     return renderer
 
 
+@pytest.mark.slow
 def test_transformers_opens_it_as_a_causal_model(folder: Path, renderer: ChatMLRenderer) -> None:
     import torch
     from transformers import AutoModelForCausalLM

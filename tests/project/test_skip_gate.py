@@ -1,5 +1,5 @@
 """CI's rules: a skip is a failure that names the test and the reason; no test begins too late but
-one that holds an invariant; a commit has its part of the wide tests; the summary tells all.
+one that holds an invariant; a commit has its part of slow and wide tests; the summary tells all.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,20 @@ def test_any():
     pass
 """
 
+SLOW = """
+import pytest
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(2))
+def test_that_takes_long(number):
+    pass
+
+@pytest.mark.slow
+@pytest.mark.invariant
+def test_that_holds_an_invariant():
+    pass
+"""
+
 
 def collected(folder: Path, *arguments: str, **environment: str) -> list[str]:
     shutil.copy(CONFTEST, folder / "conftest.py")
@@ -155,15 +170,21 @@ def collected(folder: Path, *arguments: str, **environment: str) -> list[str]:
     return [line for line in told.stdout.splitlines() if "::" in line]
 
 
-def test_a_commit_has_a_part_of_the_wide_tests_and_all_commits_have_them_all(
+def test_a_commit_has_a_part_of_slow_and_wide_tests_and_all_commits_have_them_all(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "test_wide.py").write_text(WIDE)
-    parts = [collected(tmp_path, AGENTRL_WIDE=commit) for commit in "adhl"]
+    for file in range(12):
+        (tmp_path / f"test_slow_{file}.py").write_text(SLOW)
+    parts = [collected(tmp_path, AGENTRL_TESTS_PART=commit) for commit in "adhl"]
     for own in parts:
         assert sum("test_any" in name for name in own) == 1
+        assert sum("invariant" in name for name in own) == 12
         assert sum("share" in name for name in own) in (0, 2)
-        assert len(own) < 24
+        assert sum("of_a_kind" in name for name in own) < 24
+        long = Counter(name.partition("::")[0] for name in own if "takes_long" in name)
+        assert 0 < len(long) < 12
+        assert {*long.values()} == {2}
     assert {name for own in parts for name in own} == {*collected(tmp_path)}
 
 

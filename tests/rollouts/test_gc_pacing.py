@@ -68,6 +68,7 @@ def test_a_cycle_made_meanwhile_is_still_found() -> None:
         assert made() is None
 
 
+@pytest.mark.slow
 def test_a_cycle_from_before_is_found_afterwards() -> None:
     node = Node()
     node.other = node

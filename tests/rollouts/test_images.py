@@ -243,6 +243,7 @@ async def test_a_sampled_placeholder_ends_the_episode(renderer: Renderer) -> Non
     assert trajectory.num_policy_tokens == len(forged)
 
 
+@pytest.mark.slow
 async def test_fuzzed_episodes_keep_the_token_consistency(renderer: Renderer) -> None:
     rng = random.Random(3)
     for _ in range(300):

@@ -62,6 +62,7 @@ def test_an_environment_whose_step_always_raises_stops_the_run_and_names_its_lin
     assert not [row for row in metrics(tmp_path / "run") if row["stage"] == "rl"]
 
 
+@pytest.mark.slow
 def test_a_run_that_its_environment_stopped_goes_on_once_that_is_mended(
     play: Play, tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_run_that_its_environment_stopped_goes_on_once_that_is_mended(
     assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_a_run_that_stopped_is_the_state_before_the_batch(
     play: Play, tmp_path: Path
 ) -> None:
@@ -97,6 +99,7 @@ def test_more_than_max_failed_frac_of_a_batch_stops_the_run(
         play("stages.rl.rollout.max_failed_frac=0.0")
 
 
+@pytest.mark.slow
 def test_below_max_failed_frac_the_terminal_says_how_many_and_why(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) 
     assert (record["alert"], record["metric"]) == ("no_signal", "group/zero_std_frac")
 
 
+@pytest.mark.slow
 def test_a_teacher_teaches_where_all_rewards_are_equal(tmp_path: Path) -> None:
     lines = shown(
         tmp_path,

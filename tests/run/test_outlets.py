@@ -81,6 +81,7 @@ def test_nothing_is_needed_for_what_is_not_asked() -> None:
     check_outlets(config, config.resolved_stages())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_tells_tensorboard_each_step_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -100,6 +101,7 @@ def test_a_resumed_run_tells_tensorboard_each_step_once(tmp_path: Path) -> None:
     assert RunDirectory(run).read_record()["id"] == first
 
 
+@pytest.mark.slow
 def test_a_sink_that_fails_at_every_step_is_told_once_and_the_run_ends_well(tmp_path: Path) -> None:
     run = train(tmp_path, *SHORT, "stages.rl.steps=1")
     (run / "tensorboard").write_text("in its way")
@@ -114,6 +116,7 @@ def test_a_sink_that_fails_at_every_step_is_told_once_and_the_run_ends_well(tmp_
     assert events[-1]["event"] == "run_completed"
 
 
+@pytest.mark.slow
 def test_each_run_has_an_id_of_its_own_and_tells_its_end(tmp_path: Path) -> None:
     runs = [RunDirectory(train(tmp_path, *SHORT, name=name)) for name in ("a", "b")]
     first, second = (run.read_record()["id"] for run in runs)

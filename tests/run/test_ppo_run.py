@@ -117,6 +117,7 @@ def test_a_critic_that_does_not_fit_is_named(
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_policy_is_distilled_from_another_model(tmp_path: Path) -> None:
     overrides = [
         "stages.1.algorithm.name=distillation",

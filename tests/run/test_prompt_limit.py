@@ -121,6 +121,7 @@ def drawn(run: Path) -> set[str]:
     return {summary.task_id for summary in TrajectoryReader(RunDirectory(run)).summaries()}
 
 
+@pytest.mark.slow
 def test_long_tasks_are_never_drawn_and_told(folder: Path) -> None:
     run, shown = trained(folder, "data.max_prompt_tokens=40", "train.steps=null", "train.epochs=2")
     assert drawn(run) == {"train-0", "train-2"}

@@ -41,6 +41,7 @@ def learned(run_dir: Path) -> list[dict[str, float]]:
     return [{name: row[name] for name in names if name in row} for row in own]
 
 
+@pytest.mark.slow
 def test_the_greedy_rollout_is_stored_and_never_trained(whole: Path) -> None:
     reader = TrajectoryReader(RunDirectory.open(whole))
     played = [one for one in reader.summaries() if one.stage == "rl"]
@@ -66,11 +67,13 @@ def test_the_greedy_rollout_is_stored_and_never_trained(whole: Path) -> None:
     assert not states(whole).keys() & {"running", "finished", "buffered", "taken"}
 
 
+@pytest.mark.slow
 def test_one_rollout_beside_the_greedy_one_is_enough(folder: Path) -> None:
     rows = learned(trained(folder, "one", "train.steps=3", "rollout.group_size=1"))
     assert any(row.get("optim/grad_norm", 0.0) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_numbers(folder: Path, whole: Path) -> None:
     trained(folder, "cut", "train.steps=1")
     assert learned(trained(folder, "cut", "train.steps=2", resume=True)) == learned(whole)

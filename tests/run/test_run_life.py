@@ -49,6 +49,7 @@ def assert_tokens_can_be_read_again(run: RunDirectory) -> None:
     assert set(add["function"]["parameters"]["properties"]) == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(
     trained: RunDirectory, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(
         assert all(row["stage"] == "rl" and not row["drop"] for row in first.rows)
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_stage_says_how_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

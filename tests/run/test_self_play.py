@@ -70,6 +70,7 @@ def hasty(view: EpisodeView) -> float:
 """
 
 
+@pytest.mark.slow
 def test_a_replay_names_the_agent_whose_reward_differs(tmp_path: Path) -> None:
     (tmp_path / "hasty.py").write_text(HASTY, encoding="utf-8")
     _, reader = played(tmp_path, 'reward.functions=["hasty.py:hasty"]', "train.steps=1")

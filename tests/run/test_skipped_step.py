@@ -31,6 +31,7 @@ def huge(episode: EpisodeView) -> float:
     return 1e30 * graded(episode)
 
 
+@pytest.mark.slow
 def test_the_script_of_a_skipped_step_repeats_it_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,6 +106,7 @@ def letters_of(trajectory: Any) -> float:
     return float(sum(letter.isalpha() for letter in trajectory.turns[-1].text))
 
 
+@pytest.mark.slow
 def test_the_run_directory_tells_what_ran(trained: RunDirectory) -> None:
     run = trained.root
     summary = json.loads((run / "summary.json").read_text())
@@ -190,6 +191,7 @@ def test_a_model_that_cannot_be_built_is_named(
         opened("model.build=build.py:build").train()
 
 
+@pytest.mark.slow
 def test_after_an_exception_in_mid_run_the_same_trainer_goes_on(
     opened: Open, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_pictures_are_imitated(vision: str, model: Path, tmp_path: Path) -> None
     assert any("language_model." in name for name in moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["plain", "fsdp2"])
 def test_pictures_that_were_played_are_trained_and_replayed(
     backend: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

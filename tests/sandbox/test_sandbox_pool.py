@@ -176,6 +176,7 @@ async def test_a_worn_host_is_replaced_and_its_sandboxes_live_on(landlock: Backe
         assert not first.ended
 
 
+@pytest.mark.slow
 async def test_two_images_are_lent_under_one_bound() -> None:
     build = f"{Path(__file__).with_name('own_images.py')}:build"
     pool = SandboxPool(SandboxSpec(build, require="none", image="plain"), max_running=2)

@@ -21,6 +21,7 @@ KEPT = {
 """Seeds that once broke a rule, and by what."""
 
 
+@pytest.mark.invariant
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_no_seed_breaks_a_rule(first: int) -> None:
@@ -39,6 +40,7 @@ def test_what_was_found_stays_mended(seed: int) -> None:
     assert found(seed) is None
 
 
+@pytest.mark.slow
 def test_a_seed_replays_exactly(tmp_path: Path) -> None:
     """Each row of its ledger, in a process with other hashes too."""
     program = (

@@ -44,6 +44,7 @@ def write_on(root: Path, first: int, told: Connection) -> None:
             told.send(number)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(run: RunDirectory) -> None:
     chance = random.Random(11)
     reader = TrajectoryReader(run)  # one that follows all of it

@@ -52,6 +52,7 @@ def test_two_ranks_four_and_one_take_the_same_step(
     assert max((one[key] - before[key]).abs().max() for key in one) > 5e-5
 
 
+@pytest.mark.slow
 def test_each_file_is_read_by_one_rank(resharded: Path) -> None:
     read = [(resharded / f"read-{rank}").read_text().split("\n") for rank in range(4)]
     files = [
@@ -64,6 +65,7 @@ def test_each_file_is_read_by_one_rank(resharded: Path) -> None:
     assert all(own != [""] for own in read)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_of_its_step_though_training_goes_on(
     model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +119,7 @@ def test_files_are_hashed_as_they_are_written(
     checkpoint.check_whole(tmp_path / "actor")
 
 
+@pytest.mark.slow
 def test_what_one_rank_cannot_write_all_tell_at_once(model_path: str, tmp_path: Path) -> None:
     run_ranks(MODULE, 2, "fail", model_path, str(tmp_path))
     for rank in range(2):

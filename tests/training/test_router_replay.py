@@ -200,6 +200,7 @@ def logprobs_in_order(actor: Actor, batch: Batch) -> np.ndarray:
     return column
 
 
+@pytest.mark.slow
 def test_an_engine_in_bfloat16_is_met_with_its_own_experts(tmp_path: Path) -> None:
     # router logits as far apart as Qwen3-30B-A3B's: the benchmark says why, and has other models
     router_replay.build_model(str(tmp_path), init=router_replay.SPREAD, num_demonstrations=100)

@@ -82,6 +82,7 @@ def test_two_ranks_start_with_the_weights_of_transformers(
         assert all(torch.equal(rank["buffers"][one], buffers[one]) for one in buffers)
 
 
+@pytest.mark.slow
 def test_a_new_head_is_the_same_on_every_rank_and_layout(
     folders: dict[str, Path], two: dict[str, list[dict[str, Any]]]
 ) -> None:

@@ -79,6 +79,7 @@ def test_numbers_of_each_token_do_not_depend_on_the_world_size(
     assert losses == pytest.approx([mean], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_four_steps_give_the_same_losses_and_weights(
     one: Results, two: Results, optimizer: str

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,6 +94,7 @@ def test_curves_are_the_lines_of_the_file_by_stage(
     }
 
 
+@pytest.mark.slow
 @given(ROWS)
 @settings(max_examples=100, deadline=None)
 def test_a_csv_has_every_value(rows: list[dict[str, Any]]) -> None:
@@ -138,6 +140,7 @@ def test_a_metric_that_is_never_a_number_is_named_and_counted() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_million_steps_are_thinned_and_told(tmp_path: Path) -> None:
     table = MetricsTable(tmp_path / "metrics.jsonl")
     own = table.stages["rl"] = StageMetrics()

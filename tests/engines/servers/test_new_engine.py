@@ -32,6 +32,7 @@ def code(path: Path) -> str:
     return " ".join(words).lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sglang", "vllm"])
 def test_beside_the_names_of_foreign_keys_two_files_name_it(name: str) -> None:
     own = PACKAGE / "engines" / name

@@ -211,6 +211,7 @@ def test_before_an_update_is_probed_there_is_nothing_to_agree_with(
     assert state(engine) == "serving"
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_asleep_starts_once_its_engine_is_awake(
     engine: SGLangEngine, score: Path
 ) -> None:

@@ -205,6 +205,7 @@ def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:
         servers(command=(), python="nowhere")
 
 
+@pytest.mark.slow
 def test_an_interpreter_without_sglang_is_named_with_the_mend() -> None:
     with pytest.raises(MachineError, match=r"cannot run SGLang: .*run `agentrl install sglang`"):
         servers(command=(), python=sys.executable)

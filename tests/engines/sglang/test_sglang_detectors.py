@@ -15,7 +15,7 @@ from agentrl.tools import parser_for
 from agentrl.types import Message, ToolCall, ToolSpec
 from tests.render.family_kind import TEMPLATES, saved_any, saved_family
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 DETECTORS = {
     "deepseekv3": "deepseekv3",

@@ -24,7 +24,7 @@ from tests.engines.sglang.models import DTYPE, NEAR, HuggingFace, logprobs, made
 from tests.run.tiny_task import demonstrations
 from tests.training.harness import make_actor, make_batch, own_logprobs, update
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 PROMPT = [5, 17, 200, 33, 8]
 

@@ -22,7 +22,7 @@ from tests.engines.sglang.runs import CONFIG
 from tests.kit.waiting import until
 from tests.run.tiny_run import metrics
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
 
 START_S = 400
 END_S = 60

@@ -114,6 +114,7 @@ def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(
     )
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_too_often_is_given_up_and_said_so(
     build: Callable[..., SGLangEngine],
     python: str,

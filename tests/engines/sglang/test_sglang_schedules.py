@@ -15,7 +15,7 @@ from agentrl.types import Trajectory
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
 from tests.run.tiny_run import metrics
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 AHEAD = (
     "train.steps=4",

@@ -41,6 +41,7 @@ def test_training_publishes_each_step_and_samples_what_it_trains(
     assert_each_was_trained_once(run_dir)
 
 
+@pytest.mark.slow
 def test_rank_0_broadcasts_what_two_ranks_hold_to_the_server_of_a_rollout_worker(
     tmp_path: Path, model: Path, python: str
 ) -> None:
@@ -53,6 +54,7 @@ def test_rank_0_broadcasts_what_two_ranks_hold_to_the_server_of_a_rollout_worker
     assert_each_was_trained_once(run_dir)
 
 
+@pytest.mark.slow
 def test_a_server_sleeps_while_its_rank_trains(tmp_path: Path, model: Path, python: str) -> None:
     own = ("rollout.sleep=true", f"rollout.sglang.python={python}", "train.steps=2")
     run_dir = train(tmp_path, model, *own)
@@ -63,6 +65,7 @@ def test_a_server_sleeps_while_its_rank_trains(tmp_path: Path, model: Path, pyth
     assert_each_was_trained_once(run_dir)
 
 
+@pytest.mark.slow
 def test_the_code_example_learns(tmp_path: Path, python: str, warmed_up: Path) -> None:
     run_dir = tmp_path / "run"
     own = (f"run.dir={run_dir}", f"model.path={warmed_up}", "run.seed=1", "placement.mode=inline")

@@ -168,6 +168,7 @@ async def test_what_spoils_the_tests_is_wrong_and_no_failure(code: str, test: st
     assert (score.value, len(score.why["problems"])) == (0.0, 1)
 
 
+@pytest.mark.slow
 async def test_values_are_read_in_sandboxes_and_not_on_the_event_loop() -> None:
     # 15 MiB of results, which took the loop's thread 1.7 s
     code = "def add(a, b):\n    return [1] * (15 * 2**20 // 12)"

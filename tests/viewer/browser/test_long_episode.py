@@ -42,6 +42,7 @@ def test_a_place_of_the_timeline_leads_to_its_turn(
     expect(page.locator(".bar .current").first).to_be_visible()
 
 
+@pytest.mark.slow
 def test_no_tab_of_thousands_of_turns_fills_the_document(
     long_run: tuple[Address, str], open_page: Open
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from agentrl.viewer.launch import Address
+from tests.kit.marks import wide_but
 from tests.viewer.browser.conftest import Complaints, Open
 from tests.viewer.browser.runs import HOSTILE, record_two_stages
 from tests.viewer.server.viewers import Client, viewing
@@ -53,7 +54,7 @@ def violations(page: Page) -> list[str]:
     return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found["violations"]]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", wide_but({"light"}, ["light", "dark"]))
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_and_axe_finds_nothing(
     name: str, scheme: str, viewer: Address, open_page: Open, key_of: Keys, complaints: Complaints

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from agentrl.store import JsonlWriter
@@ -18,6 +19,7 @@ MOST_NODES = 2000
 EPISODES = 2000
 
 
+@pytest.mark.slow
 def test_a_step_of_thousands_of_episodes(tmp_path: Path, open_page: Open) -> None:
     made = TimedRun(tmp_path / "run", byte_tokenizer())
     made.play(1, *([0.0] * EPISODES))
@@ -57,6 +59,7 @@ def test_a_step_of_thousands_of_episodes(tmp_path: Path, open_page: Open) -> Non
         page.context.close()
 
 
+@pytest.mark.slow
 def test_a_timeline_is_zoomed_and_opens_a_step(tmp_path: Path, open_page: Open) -> None:
     made = TimedRun(tmp_path / "run", byte_tokenizer())
     for step in range(1, 9):

@@ -152,6 +152,7 @@ def test_one_process_writes_and_others_read_meanwhile(
         assert index.refresh() == 1
 
 
+@pytest.mark.slow
 def test_processes_that_open_a_new_index_at_one_time_agree(
     written: RunDirectory, tmp_path: Path
 ) -> None:

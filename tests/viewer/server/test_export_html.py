@@ -193,6 +193,7 @@ def test_a_file_opens_from_the_disk_with_its_token_view(
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_each_link_of_a_file_leads_to_what_is_in_it(run: RunDirectory, browser: Browser) -> None:
     events = EventLog(run)

@@ -90,6 +90,7 @@ print(open(f"/proc/{pid}/cmdline").read())
 """
 
 
+@pytest.mark.slow
 def test_another_user_of_the_machine_sees_nothing(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +261,7 @@ def read_when_there(path: Path) -> str:
     return path.read_text()
 
 
+@pytest.mark.slow
 def test_on_a_desktop_the_link_is_opened(
     run: RunDirectory, tmp_path: Path, on_terminal: Terminal
 ) -> None:
@@ -271,6 +273,7 @@ def test_on_a_desktop_the_link_is_opened(
     assert "Traceback" not in shown.shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "options"), [(SSH, []), ({}, []), ({"DISPLAY": ":0"}, ["--no-open"])]
 )
@@ -366,6 +369,7 @@ def test_a_link_is_opened_by_a_file_that_others_cannot_read(
     assert not page.exists()
 
 
+@pytest.mark.slow
 def test_what_was_read_goes_back_to_the_system(tmp_path: Path) -> None:
     code = (
         "import sys; from agentrl.cli.main import run\n"

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 
 from agentrl.store import RunDirectory
 from agentrl.viewer.beside import viewer_beside
@@ -47,6 +48,7 @@ def test_it_waits_for_the_run_and_ends_with_the_block(tmp_path: Path) -> None:
     assert_ends(link)
 
 
+@pytest.mark.slow
 def test_it_ends_where_no_run_ever_comes(tmp_path: Path) -> None:
     began = time.monotonic()
     with viewer_beside(tmp_path / "run", print, terminal=False):
@@ -54,6 +56,7 @@ def test_it_ends_where_no_run_ever_comes(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_it_outlives_no_process_that_was_killed(run: RunDirectory) -> None:
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER, str(run.root)], stdout=subprocess.PIPE, text=True

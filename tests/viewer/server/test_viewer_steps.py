@@ -163,6 +163,7 @@ def test_each_stage_has_its_own_steps(made: TimedRun, ask: Ask) -> None:
         ask(bad, 400)
 
 
+@pytest.mark.slow
 def test_a_step_of_2000_episodes_is_bounded(made: TimedRun, ask: Ask) -> None:
     made.play(1, *([0.0, 1.0] * 1000))
     made.step(1)
@@ -256,6 +257,7 @@ def test_a_run_that_has_just_begun_has_an_empty_timeline(made: TimedRun, timelin
     assert timeline()[0] == {}
 
 
+@pytest.mark.slow
 def test_a_timeline_of_very_many_steps_is_bounded(made: TimedRun, timeline: Ask) -> None:
     rows = []
     for step in range(60_000):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.kit.marks import wide_but
 from tests.viewer.browser.trajectory.conftest import Shown
 
 pytestmark = pytest.mark.browser
@@ -515,7 +516,7 @@ def test_what_is_learned_or_noted_later_moves_no_reader(shown: Shown) -> None:
     assert kept == [5000, 0]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", wide_but({"light"}, ["light", "dark"]))
 def test_axe_finds_nothing(shown: Shown, theme: str) -> None:
     page = shown.page
     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from agentrl.sandbox import BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from benchmarks.sandboxes.machine import living
-from tests.kit.waiting import DEADLINE_S, is_alive, until
+from tests.kit.waiting import DEADLINE_S, is_alive, until, until_async
 
 OWNER = """
 import asyncio, os, sys, time
@@ -122,6 +123,33 @@ async def test_a_host_that_dies_is_a_retryable_failure_and_the_next_sandbox_gets
     assert [
         started.facts["base"] for started in servers if os.path.exists(started.facts["base"])
     ] == []
+
+
+async def test_an_opening_that_is_given_up_and_then_fails_is_told_by_nobody(
+    landlock: BackendReport,
+) -> None:
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+
+    async def given_up() -> None:
+        server = ForkServer(HostSettings(confine=True))
+        await ForkedSandbox(lambda: server, Limits()).run("pass")
+        os.kill(server.facts["pid"], signal.SIGSTOP)
+        sandbox = ForkedSandbox(lambda: server, Limits())
+        task = asyncio.create_task(sandbox.run("pass"))
+        slot = await until_async(lambda: sandbox._slot)
+        failed = threading.Event()
+        slot.opened.add_done_callback(lambda _: failed.set())
+        task.cancel()
+        await asyncio.wait([task])
+        os.kill(server.facts["pid"], signal.SIGKILL)
+        await until_async(failed.is_set)
+        await asyncio.to_thread(server.close)
+
+    await given_up()
+    gc.collect()  # asyncio tells of an error nobody read when its future goes
+    assert told == []
 
 
 async def test_a_run_that_is_given_up_before_its_turn_does_not_take_its_time(

@@ -201,7 +201,10 @@ class ForkedSandbox(Sandbox):
             self._check_open()
             slot = self._slot = self._slot or server.open_slot()
         # others may wait for it too
-        reply, _ = await asyncio.shield(asyncio.wrap_future(slot.opened))
+        opened = asyncio.wrap_future(slot.opened)
+        # a shield whose waiter is cancelled leaves an error unread, of which asyncio would tell
+        opened.add_done_callback(lambda done: done.cancelled() or done.exception())
+        reply, _ = await asyncio.shield(opened)
         if "failed" in reply:
             raise SandboxError(reply["failed"])
         return slot

@@ -58,8 +58,8 @@ UNTIL = float(os.environ.get("AGENTRL_TESTS_UNTIL") or "inf")
 LEFT_OUT: Counter[str] = Counter()
 """Tests for which no time was left, by their files."""
 
-PARTS = 4
-"""A commit tries one of so many parts of the tests that are marked ``slow`` or ``wide``."""
+PARTS = {"wide": 4, "slow": 6}
+"""A commit tries one of so many parts of the tests that bear a marker; the first counts."""
 
 MARKS = re.compile(r"\bmark\.(\w+)|\b(wide)_but\b")
 
@@ -128,7 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ``AGENTRL_TESTS_ORDER`` decides.
     """
     if commit := os.environ.get("AGENTRL_TESTS_PART"):
-        others = [item for item in items if part(item) not in (None, number(commit) % PARTS)]
+        others = [item for item in items if not is_chosen(item, commit)]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in set(others)]
     if order := os.environ.get("AGENTRL_TESTS_ORDER"):
@@ -145,17 +145,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def part(item: pytest.Item) -> int | None:
-    """The part to which a test belongs, with those that share its costs: what a wide one names,
+def is_chosen(item: pytest.Item, commit: str) -> bool:
+    """Whether a commit tries a test, with those that share its costs: what a wide one names, and
     the fixtures of its file where it is slow. What holds an invariant is tried at each commit.
     """
-    wide = item.get_closest_marker("wide")
     if item.get_closest_marker("invariant"):
-        return None
-    if wide is not None:
-        return number(wide.args[0] if wide.args else item.name) % PARTS
-    slow = item.get_closest_marker("slow")
-    return None if slow is None else number(item.path.name) % PARTS
+        return True
+    for name, parts in PARTS.items():
+        if mark := item.get_closest_marker(name):
+            alone = item.path.name if name == "slow" else item.name
+            return number(mark.args[0] if mark.args else alone) % parts == number(commit) % parts
+    return True
 
 
 def number(text: str) -> int:

@@ -37,6 +37,9 @@ class Run:
     example: str
     settings: tuple[str, ...] = ()
     seed: int = 0
+    start: Run | None = None
+    """The run from whose warm-up it begins, and which is run before it; None has a warm-up of its
+    own."""
     report: str = ""
     """Of which report it is, where that is not its example's."""
 
@@ -48,10 +51,7 @@ CODE_ALONE = (
 )
 
 CONTROLS = Path(__file__).with_name("search_controls.py")
-PRICED = (
-    "model.path={runs}/search-0/models/warmup",
-    f'stages.rl.reward.functions=["task.py:correct", "{CONTROLS}:price"]',
-)
+PRICED = (f'stages.rl.reward.functions=["task.py:correct", "{CONTROLS}:price"]',)
 """A search costs something, so that one that brings nothing need not go on."""
 
 # Examples that are measured on fresh tasks alone, by the name of their own held-out set.
@@ -75,35 +75,34 @@ def seeds_of(example: str) -> tuple[Run, ...]:
 
 def fresh_runs(example: str) -> tuple[Run, ...]:
     """Three seeds, and shuffled rewards from the warm-up of the first."""
-    shuffled = (
-        f"model.path={{runs}}/{example}-0/models/warmup",
-        "stages.rl.debug.shuffle_rewards=true",
-        *alone(example),
-    )
-    return (*seeds_of(example), Run(f"{example}-shuffled", example, shuffled))
+    seeds = seeds_of(example)
+    shuffled = ("stages.rl.debug.shuffle_rewards=true", *alone(example))
+    return (*seeds, Run(f"{example}-shuffled", example, shuffled, start=seeds[0]))
 
 
-def on_vllm(seed: int) -> Run:
+def on_vllm(start: Run) -> Run:
     """RL of the code example on vLLM, from the warm-up of the run on TorchEngine."""
-    settings = (
-        f"model.path={{runs}}/code-{seed}/models/warmup",
-        "rollout.engine=vllm",
-        "rollout.vllm.python={vllm}",
-        *CODE_ALONE,
-    )
-    return Run(f"code-vllm-{seed}", "code", settings, seed, report="vllm")
+    python = os.environ.get("AGENTRL_VLLM_PYTHON") or VLLM.python()
+    own = ("rollout.engine=vllm", f"rollout.vllm.python={python}", *CODE_ALONE)
+    return Run(f"code-vllm-{start.seed}", "code", own, start.seed, start, report="vllm")
 
 
+CODE = tuple(Run(f"code-{seed}", "code", CODE_ALONE if seed else (), seed) for seed in SEEDS)
+SEARCH = Run("search-0", "search")
 RUNS = (
-    Run("code-0", "code"),
-    *(Run(f"code-{seed}", "code", CODE_ALONE, seed) for seed in SEEDS[1:]),
+    *CODE,
     Run("code-shuffled", "code", ("stages.rl.debug.shuffle_rewards=true", *CODE_ALONE)),
-    *map(on_vllm, SEEDS),
-    Run("search-0", "search"),
+    *map(on_vllm, CODE),
+    SEARCH,
     Run("search-unmasked", "search", ("stages.rl.debug.train_on_tool_tokens=true",)),
     Run("search-shuffled", "search", ("stages.rl.debug.shuffle_rewards=true",)),
-    Run("search-priced", "search", PRICED),
-    Run("search-random", "search", (*PRICED, f'stages.rl.env.tools=["{CONTROLS}:search"]')),
+    Run("search-priced", "search", PRICED, start=SEARCH),
+    Run(
+        "search-random",
+        "search",
+        (*PRICED, f'stages.rl.env.tools=["{CONTROLS}:search"]'),
+        start=SEARCH,
+    ),
     *fresh_runs("game"),
     *fresh_runs("api"),
     *seeds_of("vision"),
@@ -208,9 +207,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train(run: Run, folder: Path) -> None:
-    """Run it, unless it is finished; an interrupted one goes on."""
+    """Run it after what it begins from, unless it is finished; an interrupted one goes on."""
     if (folder / "summary.json").is_file():
         return
+    begins = []
+    if run.start is not None:
+        start = folder.with_name(run.start.name)
+        train(run.start, start)
+        begins = [f"model.path={start.resolve()}/models/warmup"]
     command = [
         sys.executable,
         "-m",
@@ -218,12 +222,11 @@ def train(run: Run, folder: Path) -> None:
         "train",
         str(EXAMPLES / run.example / "config.yaml"),
     ]
-    vllm = os.environ.get("AGENTRL_VLLM_PYTHON") or str(VLLM.python())
-    runs = str(folder.parent.resolve())
     command += [
         f"run.dir={folder}",
         f"run.seed={run.seed}",
-        *(text.replace("{runs}", runs).replace("{vllm}", vllm) for text in run.settings),
+        *begins,
+        *run.settings,
         *(["--resume"] if (folder / "run.json").is_file() else []),
     ]
     print(f"--- {run.name}: {' '.join(run.settings)}", flush=True)

@@ -24,20 +24,20 @@ RATES = {"whole": (3e-4, 6e-4, 1.2e-3), "adapter": (2e-3, 6e-3, 2e-2)}
 WARM_UP = ("stages.rl.steps=1", *CODE_ALONE)
 
 
-def runs(seed: int, more: Sequence[str]) -> list[tuple[str, float, Run]]:
-    """What is trained, at which rate, from the warm-up of the seed."""
+def runs(start: Run, more: Sequence[str]) -> list[tuple[str, float, Run]]:
+    """What is trained, at which rate, from a run's warm-up."""
     found = []
     # in turn, so that a benchmark that is stopped has runs of both kinds
     for rates in zip(*RATES.values(), strict=True):
         for kind, rate in zip(RATES, rates, strict=True):
             settings = (
-                f"model.path={{runs}}/warm-{seed}/models/warmup",
                 f"optim.lr={rate:g}",
                 *([f"model.lora.rank={RANK}"] if kind == "adapter" else []),
                 *CODE_ALONE,
                 *more,
             )
-            found.append((kind, rate, Run(f"{kind}-{rate:g}-{seed}", "code", settings, seed)))
+            name = f"{kind}-{rate:g}-{start.seed}"
+            found.append((kind, rate, Run(name, "code", settings, start.seed, start)))
     return found
 
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         before = fresh_accuracies(folder / warm.name, "code", stages=("before",))["before"]
         figures.report(f"code, seed {seed}, greedy before", before["greedy"], "")
         best = dict.fromkeys(RATES, float("-inf"))
-        for kind, rate, run in runs(seed, arguments.set):
+        for kind, rate, run in runs(warm, arguments.set):
             train(run, folder / run.name)
             after = fresh_accuracies(folder / run.name, "code", stages=("after",))["after"]
             gain = after["greedy"] - before["greedy"]

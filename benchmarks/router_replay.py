@@ -187,14 +187,15 @@ def report_learning(figures: Figures, arguments: argparse.Namespace) -> None:
     """The code example by both, from the warm-up of the first."""
     runs = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-replay-"))
     for seed in arguments.seeds:
-        start = {
-            "off": f"model.build={Path(__file__).resolve()}:build_model",
-            "rollout": f"model.path={{runs}}/off-{seed}/models/warmup",
-        }
+        start: Run | None = None
         first = {}
         for name in VARIANTS:
-            own = (start[name], f"stages.rl.train.router_replay={name}", "rollout.dtype=bfloat16")
-            run = Run(f"{name}-{seed}", "code", (*own, *CODE_ALONE, *arguments.set), seed)
+            built = (
+                (f"model.build={Path(__file__).resolve()}:build_model",) if start is None else ()
+            )
+            own = (*built, f"stages.rl.train.router_replay={name}", "rollout.dtype=bfloat16")
+            run = Run(f"{name}-{seed}", "code", (*own, *CODE_ALONE, *arguments.set), seed, start)
+            start = start or run
             train(run, runs / run.name)
             told = f"code, seed {seed}, router_replay={name}"
             ends = summary_of(runs / run.name)["eval"]["code"]

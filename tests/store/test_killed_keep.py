@@ -70,12 +70,12 @@ def check(run: RunDirectory, reader: TrajectoryReader, newest: int) -> None:
     assert reader.damage == []
 
 
-@pytest.mark.slow
-def test_a_kill_at_any_moment_drops_nothing_that_must_stay(run: RunDirectory) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_kill_at_any_moment_drops_nothing_that_must_stay(run: RunDirectory, kills: int) -> None:
     chance = random.Random(5)
     reader = TrajectoryReader(run)  # one that follows all of it
     newest = -1
-    for _ in range(12):
+    for _ in range(kills):
         newest = killed_writing(
             write_on, run.root, newest + 1, newest, chance=chance, waits=(1, 4), most_s=0.03
         )

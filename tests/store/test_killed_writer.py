@@ -16,8 +16,6 @@ from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
 from tests.store.killing import DEADLINE_S, killed_writing
 
-KILLS = 20
-"""200, with annotations and the viewer, are ``python -m benchmarks.viewer --only kills``."""
 _A_STEP = 5
 
 
@@ -44,12 +42,13 @@ def write_on(root: Path, first: int, told: Connection) -> None:
             told.send(number)
 
 
-@pytest.mark.slow
-def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(run: RunDirectory) -> None:
+# 200, with annotations and the viewer, are ``python -m benchmarks.viewer --only kills``
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(run: RunDirectory, kills: int) -> None:
     chance = random.Random(11)
     reader = TrajectoryReader(run)  # one that follows all of it
     durable = 0
-    for _ in range(KILLS):
+    for _ in range(kills):
         durable = killed_writing(
             write_on,
             run.root,
@@ -69,7 +68,7 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(run: RunDirectory) 
         for stored in reader.get_many([one.id for one in last]):
             trajectory = stored.trajectory
             assert set(trajectory.sequence(0).tolist()) == {trajectory.group_index}
-    assert durable > KILLS
+    assert durable > kills
     before = [one.id for one in reader.summaries()]
     with TrajectoryWriter(run):
         pass

@@ -18,8 +18,7 @@ def ranks_of(size: int, model: Path, folder: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(size)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_rank_gets_what_it_wants_and_no_more(size: int, model: Path, tmp_path: Path) -> None:
     ranks = ranks_of(size, model, tmp_path)
     for rank, found in enumerate(ranks):

@@ -52,6 +52,8 @@ ALLOWED_IN_CI = (
     "no time is left",
 )
 
+pytest_plugins = ("tests.controller.remote",)
+
 UNTIL = float(os.environ.get("AGENTRL_TESTS_UNTIL") or "inf")
 """No test begins at a later second since the epoch; the files of those left out are told."""
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -16,13 +16,12 @@ from tests.kit.http import free_port
 BUCKET = "s3://agentrl"
 
 
-@contextmanager
-def s3_bucket(patch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of an empty bucket, which s3fs finds by the environment.
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The URL of moto's server, which takes seconds to start.
 
     Needs what ``make s3`` installs, on PYTHONPATH.
     """
-    s3fs = pytest.importorskip("s3fs", reason="needs s3fs (make s3)")
     pytest.importorskip("moto", reason="needs moto (make s3)")
     port = free_port()
     server = subprocess.Popen(
@@ -32,7 +31,6 @@ def s3_bucket(patch: pytest.MonkeyPatch) -> Iterator[str]:
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        use_endpoint(patch, url)
         until = time.monotonic() + 60
         while True:
             with suppress(httpx.TransportError):
@@ -40,12 +38,23 @@ def s3_bucket(patch: pytest.MonkeyPatch) -> Iterator[str]:
                 break
             assert server.poll() is None, "moto's server ended"
             assert time.monotonic() < until, "moto's server does not answer"
-        s3fs.S3FileSystem().mkdir(BUCKET)
-        yield f"{BUCKET}/runs/a"
+        yield url
     finally:
         server.kill()
         server.wait()
-        s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def s3_bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of an empty folder of the server's only bucket, which s3fs finds by the
+    environment.
+    """
+    s3fs = pytest.importorskip("s3fs", reason="needs s3fs (make s3)")
+    httpx.post(f"{s3_server}/moto-api/reset", timeout=60).raise_for_status()
+    use_endpoint(monkeypatch, s3_server)
+    s3fs.S3FileSystem().mkdir(BUCKET)
+    yield f"{BUCKET}/runs/a"
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def use_endpoint(patch: pytest.MonkeyPatch, url: str) -> None:

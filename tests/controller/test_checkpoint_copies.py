@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from agentrl.store import RunDirectory
 from agentrl.store.remote_folder import RemoteFolder
 from agentrl.training.fsdp import checkpoint
 from agentrl.training.fsdp.checkpoint_export import export_checkpoint
-from tests.controller.remote import s3_bucket, use_endpoint
+from tests.controller.remote import use_endpoint
 from tests.controller.replay import learn
 from tests.kit.http import free_port
 from tests.kit.waiting import DEADLINE_S, until
@@ -32,15 +31,11 @@ LAST = "checkpoints/rl/step=000003"
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
-def url(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Of an empty folder."""
     if request.param == "file":
-        yield f"file://{tmp_path}/elsewhere/runs/a"
-        return
-    with s3_bucket(monkeypatch) as bucket:
-        yield bucket
+        return f"file://{tmp_path}/elsewhere/runs/a"
+    return str(request.getfixturevalue("s3_bucket"))
 
 
 @pytest.fixture

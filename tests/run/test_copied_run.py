@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.store import RunDirectory, read_jsonl
-from tests.controller.remote import s3_bucket
 from tests.run.tiny_run import metrics, train
 
 pytestmark = pytest.mark.timeout(900)  # three runs, one after another
@@ -19,14 +17,10 @@ FEW = ("stages.0.steps=2", "stages.1.eval.every=null", "checkpoint.every=1")
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
-def url(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
-        yield f"file://{tmp_path}/elsewhere"
-        return
-    with s3_bucket(monkeypatch) as bucket:
-        yield bucket
+        return f"file://{tmp_path}/elsewhere"
+    return str(request.getfixturevalue("s3_bucket"))
 
 
 def learned(run: Path) -> list[list[object]]:

@@ -17,7 +17,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WAIT_MS = 20_000  # a machine that does other things too
+WAIT_MS = 60_000  # a machine that does much else
 
 
 @pytest.fixture(scope="session")

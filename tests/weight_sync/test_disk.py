@@ -19,7 +19,6 @@ from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.errors import ConfigError, EngineError, StoreError
 from agentrl.store.remote_folder import RemoteFolder
 from agentrl.weight_sync import DiskSender, batches
-from tests.controller.remote import s3_bucket
 from tests.engines.servers.broken_server import broken_server, says
 from tests.engines.servers.test_server_events import DONE, FakeServer, place
 
@@ -30,15 +29,11 @@ NORM = "model.norm.weight"
 
 
 @pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.s3)])
-def folder(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where weights are written."""
     if request.param == "s3":
-        with s3_bucket(monkeypatch) as bucket:
-            yield f"{bucket}/weights"
-    else:
-        yield f"{request.param}://{tmp_path}/weights"
+        return f"{request.getfixturevalue('s3_bucket')}/weights"
+    return f"{request.param}://{tmp_path}/weights"
 
 
 class Mounted:

@@ -68,8 +68,9 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
         "algorithm.clip_low=0.05",
         "algorithm.clip_high=0.05",
     ),
-    "gigpo": ("algorithm.name=gigpo",),
-    "turn_grpo": ("algorithm.name=turn_grpo",),
+    # One tool call whose result is right or wrong: turns tell nothing that totals do not.
+    "gigpo": ("algorithm.name=gigpo", "algorithm.filter_zero_variance=true"),
+    "turn_grpo": ("algorithm.name=turn_grpo", "algorithm.filter_zero_variance=true"),
     "echo": ("algorithm.name=echo",),
     "ppo": ("algorithm.name=ppo", *CRITIC),
     "ppo, 16 prompts": (

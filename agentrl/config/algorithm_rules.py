@@ -11,6 +11,7 @@ from agentrl.algorithms import (
     PolicyGradientSettings,
     Traits,
 )
+from agentrl.algorithms.settings.policy_gradient import DPPOSettings
 from agentrl.config.rules import both_given, fault, sampler_faults
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import CriticOptim
@@ -82,13 +83,17 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
             "critic.stage",
             "critic.path",
         )
-    if stage.train.backend == "megatron" and (needs.critic or learner.learns_from == "preferences"):
-        yield fault(
-            f"train.backend='megatron' trains policies alone, and algorithm.name={name!r} needs a "
-            "critic or a reward model; set train.backend=fsdp2, or choose another algorithm",
-            "algorithm.name",
-            "train.backend",
-        )
+    for field, found, asked in (
+        ("algorithm.name", f"={name!r}", needs.critic or learner.learns_from == "preferences"),
+        ("reward.model", "", stage.reward.model.given),
+    ):
+        if asked and stage.train.backend == "megatron":
+            yield fault(
+                f"train.backend='megatron' computes policies alone, and {{key}}{found} needs a "
+                "critic or a reward model; set train.backend=fsdp2, or change the other",
+                field,
+                "train.backend",
+            )
 
 
 def _role_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -191,12 +196,14 @@ def _idle_sync_faults(stage: StageConfig) -> Iterator[Fault]:
 
 
 def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:
-    if settings.on_policy_only and stage.debug.train_on_tool_tokens:
+    asked = "algorithm.old_logprobs='rollout'" if settings.on_policy_only else ""
+    if isinstance(settings, DPPOSettings):
+        asked = f"algorithm.name={stage.algorithm.name!r}"
+    if asked and stage.debug.train_on_tool_tokens:
         yield fault(
-            "algorithm.old_logprobs='rollout' needs debug.train_on_tool_tokens=false (no sampler "
-            "gave those tokens a "
-            "logprob), got true; set it, or algorithm.old_logprobs='recompute'",
-            "algorithm.old_logprobs",
+            f"{asked} needs debug.train_on_tool_tokens=false (no sampler gave those tokens a "
+            "logprob), got true; set it, or change the other",
+            asked.partition("=")[0],
             "debug.train_on_tool_tokens",
         )
     if stage.rollout.schedule != "sync" and settings.learns_from == "rollouts":

@@ -32,6 +32,7 @@ actor_rollout_ref.actor.optim.lr optim.lr
 actor_rollout_ref.actor.optim.weight_decay optim.weight_decay
 actor_rollout_ref.actor.optim.lr_warmup_steps optim.warmup_steps
 actor_rollout_ref.actor.grad_clip optim.clip_grad_norm
+actor_rollout_ref.actor.optim.betas optim.betas
 actor_rollout_ref.actor.ppo_mini_batch_size train.mini_batch_prompts
 actor_rollout_ref.actor.ppo_epochs train.updates_per_batch
 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu train.micro_batch_tokens

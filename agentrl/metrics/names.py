@@ -190,9 +190,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "optim/not_finite": "optimizer steps that were skipped, since the gradient was not finite",
         # speed
         "gpu/allocated_gib/mean": "GiB of GPU memory that a rank keeps after an update",
-        "gpu/allocated_gib/max": "the same of the rank with most",
+        "gpu/allocated_gib/max": "the same of the rank with most, of the last stage where "
+        "placement.pp_size divides the model",
         "gpu/peak_gib/mean": "most GiB of GPU memory that a rank held during an update",
-        "gpu/peak_gib/max": "the same of the rank with most",
+        "gpu/peak_gib/max": "the same of the rank with most, of the last stage likewise",
         "gpu/{phase}/peak_gib": "most GiB of a rank's GPU that all processes held in a phase, "
         "rollout, update or publish, where engine and trainer have it in turn (rollout.sleep)",
         "gpu/{phase}/others_gib": "the same of other processes than the rank at the phase's end, "

@@ -13,7 +13,7 @@ from agentrl.algorithms.functions.credit import (
     step_advantages,
     turn_returns,
 )
-from tests.algorithms.made import rewards_of
+from tests.algorithms.made import group_of, rewards_of
 
 
 def episodes() -> Rewards:
@@ -50,6 +50,20 @@ def test_gigpo_adds_steps_to_trajectories() -> None:
     mean = 9.5 / 3
     steps = [2.5 - mean, 0.0, 6 - mean, 1 - mean, 0.0]
     assert credit.turn.tolist() == pytest.approx([2 * step for step in steps])
+
+
+@pytest.mark.parametrize("name", ["gigpo", "turn_grpo"])
+def test_equal_rewards_teach_where_they_came_after_other_turns(name: str) -> None:
+    rewards = rewards_of(
+        [1.0, 1.0],
+        [0, 0],
+        turn_trajectory=np.array([0, 0, 1, 1]),
+        turn_reward=np.array([1.0, 0.0, 0.0, 1.0]),
+        state_key=np.array([5, 6, 5, 6], np.uint64),
+    )
+    algorithm = make_algorithm(name)
+    assert algorithm.credit(rewards, {}).turn.any()
+    assert algorithm.keep_group(group_of(1, 1)).keep
 
 
 def test_turn_grpo_compares_turns_of_one_number() -> None:

@@ -174,7 +174,9 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("algorithm: {old_logprobs: rollout}\ntrain: {updates_per_batch: 2}",
          "algorithm.old_logprobs='rollout' allows one update a batch"),
         ("algorithm: {old_logprobs: rollout}\ndebug: {train_on_tool_tokens: "
-         "true}", "needs debug.train_on_tool_tokens=false"),
+         "true}", "old_logprobs='rollout' needs debug.train_on_tool_tokens=false"),
+        ("algorithm: dppo\ndebug: {train_on_tool_tokens: "
+         "true}", "algorithm.name='dppo' needs debug.train_on_tool_tokens=false"),
         ("algorithm: {old_logprobs: rollout}\ntrain: {mini_batch_prompts: "
          "8}", "in mini-batches of 8"),
     ],

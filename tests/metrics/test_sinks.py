@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,9 @@ def test_an_event_that_the_disk_refuses_ends_no_sink(caplog: pytest.LogCaptureFi
     assert len(caplog.records) == 1
 
 
-def tracked(root: Path, known: Mapping[str, int] | None = None) -> TrackedRun:
+def tracked(
+    root: Path, known: Mapping[str, tuple[int, Collection[str]]] | None = None
+) -> TrackedRun:
     return TrackedRun(root, "0123456789abcdef", {}, lambda text: None, known or {})
 
 
@@ -219,10 +221,13 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
 
 
 def test_a_step_that_an_earlier_attempt_told_is_not_told_again(tmp_path: Path) -> None:
-    sink = TensorBoardSink(True, tracked(tmp_path, {"rl": 3}))
+    sink = TensorBoardSink(True, tracked(tmp_path, {"rl": (3, {"a"})}))
     for stage, step in [("warmup", 1), ("rl", 2), ("rl", 3), ("rl", 4)]:
         sink.log(step, {"a": 1.0}, stage)
+    # an evaluation that the earlier attempt did not come to
+    sink.log(3, {"a": 2.0, "eval/held_out/accuracy": 0.5}, "rl")
     sink.close()
     events = tensorboard(tmp_path)
     assert [point.step for point in events.Scalars("warmup/a")] == [1]
     assert [point.step for point in events.Scalars("rl/a")] == [4]
+    assert [point.step for point in events.Scalars("rl/eval/held_out/accuracy")] == [3]

@@ -127,6 +127,8 @@ def test_what_a_run_keeps_for_good_is_refused_all_at_once(run: Path) -> None:
         "stages.rl.data.args={num_tasks: 5}",
         "stages.rl.data.sampler=signal",
         "stages.rl.optim.name=muon",
+        # what steps have made of the one belongs to the other
+        "stages.rl.algorithm={name: grpo, kl_coef: 0.02, kl_target: 0.1}",
     )
     assert [line.split(" must stay")[0] for line in found] == [
         "run.seed",
@@ -135,6 +137,8 @@ def test_what_a_run_keeps_for_good_is_refused_all_at_once(run: Path) -> None:
         "stages.rl.data.args",
         "stages.rl.data.sampler.name",
         "stages.rl.optim.name",
+        "stages.rl.algorithm.kl_coef",
+        "stages.rl.algorithm.kl_target",
     ]
     assert (
         "run.seed must stay 0 for the whole run, got 3; set it back, or start a new run with "

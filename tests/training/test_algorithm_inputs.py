@@ -22,6 +22,7 @@ from agentrl.training import Actor, ActorSpec, DistSpec, join, sample_weights, s
 from agentrl.training.data.partition import auxiliary_weights, partition
 from agentrl.training.roles.advantages import due_credit, token_credit
 from agentrl.types import Batch, SegmentKind
+from agentrl.types.arrays import Floats
 from tests.training.harness import PLAIN, gradients, layout, make_batch, prepared
 
 
@@ -130,6 +131,28 @@ def test_the_old_policy_is_who_the_algorithm_says(model_path: str, old_logprobs:
     assert not old.requires_grad
 
 
+def test_advantages_take_the_old_policy_from_where_the_algorithm_says(model_path: str) -> None:
+    batch = make_batch()
+    reference = np.linspace(-3.0, -1.0, batch.num_tokens, dtype=np.float32)
+    mask = batch.loss_mask
+
+    def advantages(old_logprobs: str, batch: Batch) -> Floats:
+        settings = {"kl_coef": 0.5, "old_logprobs": old_logprobs}
+        actor = actor_of(model_path, make_algorithm("reinforce_plus_plus", settings))
+        plan = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64))
+        (shard,) = shards(replace(batch, ref_logprobs=reference * mask), plan[0])
+        return actor.advantages(shard)["advantages"]
+
+    sampled = replace(batch, old_logprobs=batch.rollout_logprobs)
+    np.testing.assert_array_equal(advantages("rollout", batch), advantages("recompute", sampled))
+
+
+def test_dppo_asks_for_the_old_policy_where_several_updates_move_it() -> None:
+    dppo = make_algorithm("dppo")
+    assert not dppo.for_updates(1, single=True).recomputes_old_logprobs
+    assert dppo.for_updates(2, single=False).recomputes_old_logprobs
+
+
 def imitation_of_tools(coef: float) -> AuxiliaryLoss:
     return AuxiliaryLoss(
         "tools",
@@ -155,6 +178,15 @@ def test_an_auxiliary_loss_is_the_mean_over_its_own_tokens(model_path: str) -> N
     assert alone["policy/tools"].mean == pytest.approx(stats["policy/loss"].mean, rel=1e-6)
     for name, gradient in gradients(imitated).items():
         torch.testing.assert_close(found[name], 0.5 * gradient, rtol=1e-5, atol=1e-8)
+
+
+def test_a_mini_batch_without_an_auxiliary_losss_tokens_counts_in_no_mean(model_path: str) -> None:
+    spec = replace(make_algorithm("grpo"), auxiliary=(imitation_of_tools(0.5),))
+    actor = actor_of(model_path, spec.for_updates(1, single=True))
+    batch = prepared(actor, make_batch())
+    kind = np.where(batch.kind == SegmentKind.OBSERVATION, SegmentKind.TEMPLATE, batch.kind)
+    assert one_update(actor, batch)["policy/tools"].count == 1
+    assert "policy/tools" not in one_update(actor, replace(batch, kind=kind))
 
 
 def test_an_auxiliary_loss_and_the_policys_add_up(model_path: str) -> None:

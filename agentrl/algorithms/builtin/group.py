@@ -68,8 +68,9 @@ def make_dapo(name: str, settings: DAPOSettings) -> AlgorithmSpec:
 
 
 def make_dppo(name: str, settings: DPPOSettings) -> AlgorithmSpec:
-    """DPPO; its ratio makes up for the sampler, so it needs no π_old (arXiv:2602.04879)."""
-    return replace(make(name, settings), old_logprobs="current", correction=no_correction)
+    """DPPO; its ratio makes up for the sampler, so that π_old is for statistics alone
+    (arXiv:2602.04879)."""
+    return replace(make(name, settings), correction=no_correction)
 
 
 def make_echo(name: str, settings: ECHOSettings) -> AlgorithmSpec:

@@ -444,6 +444,8 @@ class GiGPOSettings(GRPOSettings):
     """Of a later turn's reward; above 0, at most 1."""
     scale_rewards: Literal["none", "std"] = "none"
     """See grpo."""
+    filter_zero_variance: bool = False
+    """See grpo; turns teach something where equal rewards came after other turns."""
 
 
 class TurnGRPOSettings(GRPOSettings):
@@ -454,6 +456,8 @@ class TurnGRPOSettings(GRPOSettings):
     """Of a later turn's reward; above 0, at most 1."""
     scale_rewards: Literal["none", "std"] = "none"
     """See grpo."""
+    filter_zero_variance: bool = False
+    """See gigpo."""
 
 
 class ECHOSettings(GRPOSettings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ class TrackedRun:
         id: the same in every attempt of the run, and no other run's.
         settings: by dotted key, as JSON has them, without secrets.
         say: tells a person something, such as an address; from any thread.
-        known: the last step of each stage that an earlier attempt told.
+        known: of each stage the last step that an earlier attempt told, and its numbers' names.
     """
 
     root: Path
     id: str
     settings: Mapping[str, Any]
     say: Callable[[str], None]
-    known: Mapping[str, int]
+    known: Mapping[str, tuple[int, Collection[str]]]
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class TrackedRun:
 
 
 class TrackerSink(OutletSink):
-    """Keeps each step once: none that an earlier attempt of the run told.
+    """Keeps each number of a step once: none that an earlier attempt of the run told.
 
     Args:
         run: the run.
@@ -53,8 +53,11 @@ class TrackerSink(OutletSink):
         prefix: str = "",
         times: Sequence[PhaseTimes] = (),
     ) -> None:
-        if step > self._known.get(prefix, -1):
-            self.keep(step, {f"{prefix}/{name}": float(value) for name, value in values.items()})
+        last, told = self._known.get(prefix, (-1, ()))
+        # An attempt that ended in an evaluation left it to the next one.
+        own = {name: value for name, value in values.items() if step > last or name not in told}
+        if step >= last and own:
+            self.keep(step, {f"{prefix}/{name}": float(value) for name, value in own.items()})
 
     @abstractmethod
     def keep(self, step: int, values: Mapping[str, float]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pkgutil import resolve_name
+from typing import Any
 
 from agentrl.config import RunConfig, StageConfig, flat_settings
 from agentrl.metrics import StepDisplay
@@ -64,8 +65,17 @@ def tracked_run(
         directory.read_record()["id"],
         from_json(SecretMask()(to_json(settings))),
         say,
-        {row["stage"]: row["step"] for row in read_jsonl(directory.metrics_path)},
+        _known(read_jsonl(directory.metrics_path)),
     )
+
+
+def _known(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, set[str]]]:
+    """See ``TrackedRun.known``; a step may have several rows."""
+    known: dict[str, tuple[int, set[str]]] = {}
+    for row in rows:
+        last, names = known.get(row["stage"], (-1, set()))
+        known[row["stage"]] = row["step"], {*row, *(names if row["step"] == last else ())}
+    return known
 
 
 def sink_openers(spec: MetricsSpec, run: TrackedRun) -> dict[str, Callable[[], OutletSink]]:

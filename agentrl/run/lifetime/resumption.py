@@ -49,6 +49,7 @@ _STAGE_FIXED = (
     "data.shuffle",
     "data.sampler.name",
     "algorithm.name",
+    "algorithm.kl_target",
     "optim.name",
 )
 _ROLE_FIXED = re.compile(r"roles\.\w+\.(role|optim\.name)")
@@ -87,12 +88,14 @@ def resume_directory(
     finished = {stage.name for stage in stages if finished_manifest(directory, stage) is not None}
     old = whole_stages(before, ())
     new = whole_stages(config, stages)
-    differing = list(_differing(flat_settings(before, old), flat_settings(config, new)))
+    asked = flat_settings(config, new)
+    differing = list(_differing(flat_settings(before, old), asked))
+    adapted = {stage for stage, own in asked.items() if own.get("algorithm.kl_target") is not None}
     wrong_order = list(_order([s.name for s in old], [s.name for s in new], begun))
     problems = [
         # Where stages have other places, their settings are compared with those of others, and
         # every difference would be told. The order is told alone.
-        *_fixed(differing, () if wrong_order else begun - finished),
+        *_fixed(differing, () if wrong_order else begun - finished, adapted),
         *wrong_order,
     ] or list(_data(directory, [stage for stage in stages if stage.name in begun]))
     if problems:
@@ -175,11 +178,15 @@ def _differing(
                 yield _Change(stage, name, was.get(name), own.get(name))
 
 
-def _fixed(differing: Sequence[_Change], begun: Collection[str]) -> Iterator[str]:
-    """What differs and must not: of the whole run, and of stages that have started."""
+def _fixed(
+    differing: Sequence[_Change], begun: Collection[str], adapted: Collection[str]
+) -> Iterator[str]:
+    """What differs and must not: of the whole run, and of stages that have started, in the
+    ``adapted`` ones of which steps have moved ``kl_coef``."""
     for one in differing:
         of_run = one.name in _RUN_FIXED or one.name.startswith("model.build_args.")
         of_stage = one.name in _STAGE_FIXED or _ROLE_FIXED.fullmatch(one.name)
+        of_stage = of_stage or (one.name == "algorithm.kl_coef" and one.stage in adapted)
         if of_run if not one.stage else one.stage in begun and of_stage:
             until = "once the stage has begun" if one.stage else "for the whole run"
             yield f"{one.key} must stay {one.was!r} {until}, got {one.now!r}{_REMEDY}"

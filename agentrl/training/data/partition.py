@@ -259,11 +259,13 @@ def shards(
         batch: the whole batch.
         plan: over rows of ``batch``.
         weights: ``[S]`` float64 w_s by row of ``batch``; None for a pass without a loss.
-        auxiliary: ``[T]`` float32 weights by auxiliary loss (``auxiliary_weights``).
+        auxiliary: ``[T]`` float32 weights by auxiliary loss (``auxiliary_weights``). One without a
+            token here is left out of all shards: it has no mean, and counts in none.
         algorithm_state: what the algorithm carries from step to step.
         policy_version: of the weights that are trained.
     """
     made = []
+    read = {name: column for name, column in (auxiliary or {}).items() if column.any()}
     for part in plan.coordinates:
         place = {row: position for position, row in enumerate(part.samples.tolist())}
         index = token_rows(batch.cu_seqlens, part.samples)
@@ -273,7 +275,7 @@ def shards(
                 part.samples,
                 tuple(tuple(place[row] for row in micro) for micro in part.micro_batches),
                 None if weights is None else weights[part.samples],
-                {name: column[index] for name, column in (auxiliary or {}).items()},
+                {name: column[index] for name, column in read.items()},
                 dict(algorithm_state or {}),
                 policy_version,
             )

@@ -144,10 +144,9 @@ class Actor(PolicyRole, LearningRole):
                 "set it to off, or choose another model",
                 fields=("TrainConfig.router_replay", "ModelConfig.path"),
             )
-        self._tp = place.tp
+        self._model_ranks = place.tp * place.pp
         parts = [f"{name}_loss" for name in spec.algorithm.terms]
         names = ["loss", *(["pg_loss", *parts] if parts else [])]
-        names += [one.name for one in spec.algorithm.auxiliary]
         self._loss_names = [f"policy/{name}" for name in names]
 
     def asked(self) -> RoleModel:
@@ -190,11 +189,12 @@ class Actor(PolicyRole, LearningRole):
             ValueError: the shard has no sample weights, or lacks a column that the algorithm needs.
             TrainingError: weights are gathered; no step was taken.
         """
-        # Tensor-parallel ranks each compute a part of a product; all others count their own tokens.
+        # Each of the ranks that share a model computes a part of it; all others count their own
+        # tokens.
         info = self.backend.info
         # A frozen weight's own gradient, a third of the products, is not computed.
         products = 6.0 if self.spec.lora is None else 4.0
-        flops = products * (info.num_active or info.num_parameters) / self._tp
+        flops = products * (info.num_active or info.num_parameters) / self._model_ranks
         meter = DeviceMeter(self.device, flops, self.spec.dtype)
         columns = TokenColumns(self.spec.detail, self.column_dtype)
 
@@ -202,7 +202,8 @@ class Actor(PolicyRole, LearningRole):
             meter.add(packed.token_ids.numel())
             return self._loss(packed, answer, shard, stats, columns)
 
-        found = self.learn(shard, shard.wanted(), loss, sums=self._loss_names)
+        sums = [*self._loss_names, *(f"policy/{name}" for name in shard.auxiliary)]
+        found = self.learn(shard, shard.wanted(), loss, sums=sums)
         found += {name: Stat.of([value]) for name, value in meter.metrics().items()}
         if self.replays_routing:
             batch = shard.batch
@@ -290,8 +291,8 @@ class Actor(PolicyRole, LearningRole):
         """Σ coef · mean ℓ over the tokens that auxiliary losses chose, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for one in self.spec.algorithm.auxiliary:
-            chosen = packed.columns[f"{one.name} tokens"]
-            if not chosen.numel():
+            chosen = packed.columns.get(f"{one.name} tokens")
+            if chosen is None or not chosen.numel():
                 continue
             outcome = one.loss(rows_of(inputs, chosen))
             loss = (outcome.loss * packed.columns[f"{one.name} weights"]).sum()

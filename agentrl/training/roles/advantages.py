@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,6 +35,8 @@ def shard_advantages(
             return of a trained token is not finite.
     """
     credit = token_credit(shard, device)
+    if credit.old_logprobs is None and algorithm.old_logprobs == "rollout":
+        credit = replace(credit, old_logprobs=credit.rollout_logprobs)
     found = algorithm.advantages(credit)
     trained = credit.mask != 0
     columns = {"advantages": found.advantages}

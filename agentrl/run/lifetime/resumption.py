@@ -185,8 +185,11 @@ def _fixed(
     ``adapted`` ones of which steps have moved ``kl_coef``."""
     for one in differing:
         of_run = one.name in _RUN_FIXED or one.name.startswith("model.build_args.")
-        of_stage = one.name in _STAGE_FIXED or _ROLE_FIXED.fullmatch(one.name)
-        of_stage = of_stage or (one.name == "algorithm.kl_coef" and one.stage in adapted)
+        of_stage = (
+            one.name in _STAGE_FIXED
+            or _ROLE_FIXED.fullmatch(one.name)
+            or (one.name == "algorithm.kl_coef" and one.stage in adapted)
+        )
         if of_run if not one.stage else one.stage in begun and of_stage:
             until = "once the stage has begun" if one.stage else "for the whole run"
             yield f"{one.key} must stay {one.was!r} {until}, got {one.now!r}{_REMEDY}"

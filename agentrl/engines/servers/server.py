@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ it does not answer, and may come back; ``returning``: it answers, and serves onc
 by an update; ``gone``: it was given up."""
 
 HOST = "127.0.0.1"
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.5
 _HEALTH_S = 30.0
 
@@ -107,8 +110,12 @@ class Server:
         await self.client.label(label)
 
     async def healthy(self) -> bool:
-        """Whether it answers."""
-        return not self.exited and await self.client.healthy(_HEALTH_S)
+        """Whether it answers; not where it cannot be asked."""
+        try:
+            return not self.exited and await self.client.healthy(_HEALTH_S)
+        except Exception as error:  # noqa: BLE001 - boundary: who watches it goes on
+            logger.warning("%s cannot be asked: %s: %s", self.name, type(error).__name__, error)
+            return False
 
     def lose(self) -> None:
         """It answers no more: calls in flight end, and their requests go elsewhere."""

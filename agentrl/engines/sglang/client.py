@@ -307,10 +307,13 @@ class SGLangClient(HttpClient):
             return []
         timeout_s = self.spec.update_timeout_s
         answer = await self.json("/weights_checker", {"action": "checksum"}, timeout_s=timeout_s)
-        ranks = answer.get("ranks")
-        if not answer.get("success") or not isinstance(ranks, list):
+        try:
+            ranks = [dict(rank["checksums"]) for rank in answer["ranks"]]
+        except (KeyError, TypeError, ValueError):
+            ranks = []
+        if not answer.get("success") or not ranks:
             raise ServerLostError(f"{self.name} made no checksums: {answer.get('message')}")
-        return [rank["checksums"] for rank in ranks]
+        return ranks
 
     async def _stream(self, body: Mapping[str, Any], request: GenerateRequest) -> Mapping[str, Any]:
         """The last of the answers of a request that tells its tokens as they come."""

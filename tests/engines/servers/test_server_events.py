@@ -20,7 +20,13 @@ from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.errors import EngineError, MachineError, WeightMismatchError
 from agentrl.weight_sync import HttpSender
-from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, says
+from tests.engines.servers.broken_server import (
+    Behaviour,
+    BrokenServer,
+    broken_server,
+    keeps_silent,
+    says,
+)
 from tests.engines.servers.sglang_answers import VOCAB, answer_without_spans, request
 from tests.kit.waiting import until_async
 
@@ -195,6 +201,52 @@ def told_digests(
     digest: str | Callable[[], str], device: str = "cpu", name: str = "model.norm.weight"
 ) -> Mapping[str, Behaviour]:
     """The routes of an SGLang 0.5.23 that tells this digest of its one weight."""
+async def test_a_server_that_hangs_is_found_while_a_pause_waits_for_its_requests(
+    build: Build,
+) -> None:
+    sick: list[bool] = []
+    hangs = {
+        "generate": keeps_silent,
+        "health": lambda handler: says(b"{}", 500 if sick else 200)(handler),
+    }
+    engine, server = build({}, **hangs)
+    asked = asyncio.create_task(engine.generate(request()))
+    await until_async(lambda: "/generate" in server.calls)
+    pausing = asyncio.create_task(asyncio.to_thread(engine.pause, "drain"))
+    await until_async(lambda: engine.health().state == "paused")
+    sick.append(True)
+    await pausing
+    assert [one.state for one in engine.pool.servers] == ["lost", "serving"]
+    # what it had waits, and another server has it after the pause
+    assert engine.health().waiting == 1
+    await asyncio.to_thread(engine.resume)
+    assert (await asked).finish_reason == "length"
+
+
+async def test_a_server_whose_health_cannot_be_asked_is_lost(build: Build) -> None:
+    engine, _ = build()
+    [server] = engine.pool.servers
+    engine.submit(server.client.close()).result()
+    await until_async(lambda: server.state == "lost")
+
+
+async def test_no_server_releases_memory_where_another_one_refuses(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, server = build({}, release_memory_occupation=DONE)
+
+    async def refuses(tags: object, *, running: int) -> None:
+        raise EngineError("2 requests run", retryable=False)
+
+    monkeypatch.setattr(engine.pool.servers[1].client, "release", refuses)
+    await asyncio.to_thread(engine.pause, "retract")
+    with pytest.raises(EngineError, match="2 requests run"):
+        await asyncio.to_thread(engine.sleep, ["weights", "kv_cache"])
+    assert "/release_memory_occupation" not in server.calls
+    await asyncio.to_thread(engine.resume)
+    assert engine.health().state == "serving"
+
+
     info = {"version": "0.5.23", "dtype": "float32", "device": device}
 
     def told(handler: Any) -> None:
@@ -218,7 +270,7 @@ def test_servers_that_tell_other_digests_after_an_update_are_named(
     publish(engine, 1, TENSORS)
     if differs:
         with pytest.raises(
-            EngineError,
+            WeightMismatchError,
             match=r"server 1 .* holds other weights than server 0 .* digests of "
             r"'model\.norm\.weight' \(cpu, rank 0 of 1\)",
         ):
@@ -230,6 +282,14 @@ def test_servers_that_tell_other_digests_after_an_update_are_named(
 def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(build: Build) -> None:
     with pytest.raises(EngineError, match=r"server 1 .* holds other weights than server 0"):
         build(told_digests("2e"), sender=None, **told_digests("1f"))
+
+def test_a_server_that_is_lost_where_it_tells_digests_is_left_behind(build: Build) -> None:
+    dies = {**told_digests("1f"), "weights_checker": says(b'{"error": "boom"}', 500)}
+    engine, _ = build(dies, **told_digests("1f"))
+    publish(engine, 1, TENSORS)
+    assert engine.checksum().keys() == TENSORS.keys()
+    assert [one.state for one in engine.pool.servers] == ["serving", "lost"]
+
 
 
 @pytest.mark.wide

@@ -162,7 +162,7 @@ class ServerClient(Protocol):
         """Ends what a former owner left: requests, a pause, an open update, KV of its weights.
 
         Returns:
-            Whether that is done; False where it does not answer, or still ends requests.
+            Whether that is done; False where it still ends requests.
         """
         ...
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from agentrl.engines.servers.client import ServerClient, ServerKind, WeightLabels
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.errors import EngineError, MachineError
 from agentrl.metrics.memory import OUT_OF_MEMORY
@@ -20,9 +21,9 @@ ServerState: TypeAlias = Literal["starting", "joining", "serving", "lost", "retu
 it does not answer, and may come back; ``returning``: it answers, and serves once it was taken along
 by an update; ``gone``: it was given up."""
 
-HOST = "127.0.0.1"
 logger = logging.getLogger(__name__)
 
+HOST = "127.0.0.1"
 _POLL_S = 0.5
 _HEALTH_S = 30.0
 
@@ -143,6 +144,7 @@ class Server:
         deadline = loop.time() + limit_s
         # A server that is started here has no former owner.
         attached = not self.given
+        problem = ""
         while loop.time() < deadline:
             if self._process is not None and self.exited:
                 said = self._process.output()
@@ -151,14 +153,23 @@ class Server:
                     f"{self.name} ended while it started{memory * bool(OUT_OF_MEMORY.search(said))}"
                     f"; the end of its log {self._log}:\n{self._process.log_tail()}"
                 )
-            attached = attached or await self.client.attach()
-            if attached and await self.client.healthy(_HEALTH_S):
-                return
+            try:
+                if not attached:
+                    # Before it is asked for what it may lack.
+                    await self.client.probe()
+                    problem = "it still ends requests of its former owner"
+                    attached = await self.client.attach()
+                if attached:
+                    problem = "its /health did not answer 200"
+                    if await self.client.healthy(_HEALTH_S):
+                        return
+            except ServerLostError as error:
+                problem = str(error)
             await asyncio.sleep(_POLL_S)
-        what = "the given server" if self.given else f"its log is {self._log}"
+        log = "" if self.given else f"; its log is {self._log}"
         raise MachineError(
-            f"{self.name} did not answer within {own}.startup_timeout_s={limit_s:g} ({what}); "
-            "raise it, or look why it does not start"
+            f"{self.name} did not answer within {own}.startup_timeout_s={limit_s:g} ({problem}"
+            f"{log}); raise it, or look why it does not start"
         )
 
 

@@ -109,20 +109,16 @@ class SGLangClient(HttpClient):
 
     async def attach(self) -> bool:
         """See ``ServerClient.attach``."""
+        await self.act("/abort_request", {"abort_all": True})
+        await self.resume()
+        if await self.has_route("/end_weight_update"):
+            with suppress(RefusedError):
+                # none was open
+                await self._success("/end_weight_update", {})
         try:
-            await self.ask("/server_info")
-            await self.act("/abort_request", {"abort_all": True})
-            await self.resume()
-            if await self.has_route("/end_weight_update"):
-                with suppress(RefusedError):
-                    # none was open
-                    await self._success("/end_weight_update", {})
-            try:
-                await self.act("/flush_cache", {})
-            except RefusedError:
-                # a request still runs
-                return False
-        except ServerLostError:
+            await self.act("/flush_cache", {})
+        except RefusedError:
+            # a request still runs
             return False
         return True
 

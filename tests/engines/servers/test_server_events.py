@@ -19,6 +19,9 @@ from safetensors.numpy import save_file
 from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.errors import EngineError, MachineError, WeightMismatchError
+from agentrl.engines.sglang.model_check import model_problem as sglang_problem
+from agentrl.engines.vllm import VLLMEngine, VLLMEngineSpec
+from agentrl.engines.vllm.model_check import model_problem as vllm_problem
 from agentrl.weight_sync import HttpSender
 from tests.engines.servers.broken_server import (
     Behaviour,
@@ -198,9 +201,6 @@ async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Buil
 
 
 def told_digests(
-    digest: str | Callable[[], str], device: str = "cpu", name: str = "model.norm.weight"
-) -> Mapping[str, Behaviour]:
-    """The routes of an SGLang 0.5.23 that tells this digest of its one weight."""
 async def test_a_server_that_hangs_is_found_while_a_pause_waits_for_its_requests(
     build: Build,
 ) -> None:
@@ -247,6 +247,9 @@ async def test_no_server_releases_memory_where_another_one_refuses(
     assert engine.health().state == "serving"
 
 
+    digest: str | Callable[[], str], device: str = "cpu", name: str = "model.norm.weight"
+) -> Mapping[str, Behaviour]:
+    """The routes of an SGLang 0.5.23 that tells this digest of its one weight."""
     info = {"version": "0.5.23", "dtype": "float32", "device": device}
 
     def told(handler: Any) -> None:
@@ -280,9 +283,6 @@ def test_servers_that_tell_other_digests_after_an_update_are_named(
 
 
 def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(build: Build) -> None:
-    with pytest.raises(EngineError, match=r"server 1 .* holds other weights than server 0"):
-        build(told_digests("2e"), sender=None, **told_digests("1f"))
-
 def test_a_server_that_is_lost_where_it_tells_digests_is_left_behind(build: Build) -> None:
     dies = {**told_digests("1f"), "weights_checker": says(b'{"error": "boom"}', 500)}
     engine, _ = build(dies, **told_digests("1f"))
@@ -290,6 +290,9 @@ def test_a_server_that_is_lost_where_it_tells_digests_is_left_behind(build: Buil
     assert engine.checksum().keys() == TENSORS.keys()
     assert [one.state for one in engine.pool.servers] == ["serving", "lost"]
 
+
+    with pytest.raises(EngineError, match=r"server 1 .* holds other weights than server 0"):
+        build(told_digests("2e"), sender=None, **told_digests("1f"))
 
 
 @pytest.mark.wide
@@ -373,3 +376,21 @@ async def test_an_update_goes_to_a_server_without_brackets(build: Build) -> None
 def test_a_server_below_the_least_version_is_not_used(build: Build) -> None:
     with pytest.raises(MachineError, match=r"is SGLang 0\.5\.17; agentrl needs at least 0\.5\.18"):
         build(server_info=says(b'{"version": "0.5.17"}'))
+
+
+def test_a_given_server_without_our_routes_is_told_what_it_lacks(place: EnginePlace) -> None:
+    missing = says(b'{"detail": "Not Found"}', 404)
+    routes = {"/version": says(b'{"version": "0.32.0"}'), "/abort_requests": missing}
+    lacks = pytest.raises(EngineError, match=r"has no route .*with VLLM_SERVER_DEV_MODE=1")
+    with broken_server(routes) as server, lacks:
+        VLLMEngine(place, VLLMEngineSpec(urls=(server.url,)), None)
+
+
+def test_a_start_in_vain_tells_what_was_answered_last(place: EnginePlace) -> None:
+    with broken_server({"/server_info": says(b'{"error": "still loading"}', 503)}) as server:
+        spec = SGLangEngineSpec(urls=(server.url,), startup_timeout_s=0.01)
+        with pytest.raises(
+            MachineError,
+            match=r"did not answer within .*startup_timeout_s=0\.01 \(.* HTTP 503: still loading",
+        ):
+            SGLangEngine(place, spec, None)

@@ -67,6 +67,9 @@ def stage(write: Write) -> Callable[..., StageConfig]:
         ),
         ("rollout.sglang.urls=[http://a:1, http://b:2]", "urls", ("http://a:1", "http://b:2")),
         ("rollout.stop=[END]", "stop_strings", True),
+        ("rollout.max_turns=3", "stop_strings", False),
+        # an agent's requests may have stop strings of their own
+        ("env.agent_command=[agent]", "stop_strings", True),
         ("rollout.turn_timeout_s=30.0", "unavailable_s", 15.0),
     ],
 )
@@ -142,9 +145,6 @@ def test_an_api_key_is_not_shown(
             "rollout.sglang.urls needs placement.world_size of at most 1",
         ),
         (
-            ["rollout.sglang.weight_sync=broadcast", "rollout.sglang.device=cuda"],
-            "goes through NCCL, which refuses two ranks on one GPU",
-        (
             ["rollout.sglang.urls=[a:1]"],
             "rollout.sglang.urls must be one URL a server, such as http://10.0.0.7:30000, got "
             "'a:1'; correct it",
@@ -154,6 +154,9 @@ def test_an_api_key_is_not_shown(
             "rollout.sglang.urls must be one URL a server, such as http://10.0.0.7:30000, got "
             "'http://a:1/' twice; correct it",
         ),
+        (
+            ["rollout.sglang.weight_sync=broadcast", "rollout.sglang.device=cuda"],
+            "goes through NCCL, which refuses two ranks on one GPU",
         ),
         (
             [

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from safetensors.numpy import save_file
 
 from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
-from agentrl.errors import EngineError, MachineError, WeightMismatchError
 from agentrl.engines.sglang.model_check import model_problem as sglang_problem
 from agentrl.engines.vllm import VLLMEngine, VLLMEngineSpec
 from agentrl.engines.vllm.model_check import model_problem as vllm_problem
+from agentrl.errors import EngineError, MachineError, WeightMismatchError
 from agentrl.weight_sync import HttpSender
 from tests.engines.servers.broken_server import (
     Behaviour,
@@ -200,7 +201,6 @@ async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Buil
     assert {segment.policy_version for segment in answer.segments} == {1}
 
 
-def told_digests(
 async def test_a_server_that_hangs_is_found_while_a_pause_waits_for_its_requests(
     build: Build,
 ) -> None:
@@ -247,6 +247,7 @@ async def test_no_server_releases_memory_where_another_one_refuses(
     assert engine.health().state == "serving"
 
 
+def told_digests(
     digest: str | Callable[[], str], device: str = "cpu", name: str = "model.norm.weight"
 ) -> Mapping[str, Behaviour]:
     """The routes of an SGLang 0.5.23 that tells this digest of its one weight."""
@@ -282,7 +283,6 @@ def test_servers_that_tell_other_digests_after_an_update_are_named(
         assert engine.checksum().keys() == TENSORS.keys()
 
 
-def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(build: Build) -> None:
 def test_a_server_that_is_lost_where_it_tells_digests_is_left_behind(build: Build) -> None:
     dies = {**told_digests("1f"), "weights_checker": says(b'{"error": "boom"}', 500)}
     engine, _ = build(dies, **told_digests("1f"))
@@ -291,6 +291,7 @@ def test_a_server_that_is_lost_where_it_tells_digests_is_left_behind(build: Buil
     assert [one.state for one in engine.pool.servers] == ["serving", "lost"]
 
 
+def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(build: Build) -> None:
     with pytest.raises(EngineError, match=r"server 1 .* holds other weights than server 0"):
         build(told_digests("2e"), sender=None, **told_digests("1f"))
 
@@ -371,6 +372,17 @@ async def test_an_update_goes_to_a_server_without_brackets(build: Build) -> None
     answer = await engine.generate(request())
     assert {segment.policy_version for segment in answer.segments} == {1}
     assert "/begin_weight_update" not in server.calls
+
+
+def test_a_server_without_a_tokenizer_cannot_match_stop_strings(place: EnginePlace) -> None:
+    told = {"dtype": "float32", "max_model_len": 64, "skip_tokenizer_init": True}
+
+    def problems(own: EnginePlace) -> list[str]:
+        return [sglang_problem(own, told, {}), vllm_problem(own, {"model_config": told})]
+
+    assert problems(place) == ["", ""]
+    for problem in problems(replace(place, stop_strings=True)):
+        assert "start it without --skip-tokenizer-init" in problem
 
 
 def test_a_server_below_the_least_version_is_not_used(build: Build) -> None:

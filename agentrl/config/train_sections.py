@@ -93,7 +93,9 @@ class RolloutConfig(EpisodeSettings):
     max_running: Count = 32
     """Episodes in flight at once."""
     kv_tokens: Count | None = None
-    """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
+    """Tokens of KV cache in all, of each engine or server. ``torch`` keeps ``context_tokens`` of
+    them for each episode that runs, so that fewer than ``max_running`` may, and the rest for
+    waiting ones; by default twice what ``max_running`` need. By default servers choose."""
     dtype: Dtype | None = None
     """Of the engine's weights; by default ``model.dtype``."""
     min_group_size: Count = Field(default_factory=lambda data: min(2, data["group_size"]))

@@ -90,7 +90,8 @@ def check_request(
     elif sampling.stop and not stop_strings:
         problem = (
             f"engine {info.name!r} was built without a way to decode, so it cannot match stop "
-            f"strings, got {sampling.stop}; use stop_token_ids, or give its specification decode="
+            f"strings, got {sampling.stop}; use stop_token_ids, or set rollout.stop, by which it "
+            "is built with one (EnginePlace.stop_strings, decode)"
         )
     elif sampling.json_schema and not info.grammars:
         problem = (

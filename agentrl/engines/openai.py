@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl.engines.checks import chosen
+from agentrl.engines.checks import chosen, require_new
 from agentrl.errors import EngineError
 from agentrl.llm import ChatAnswer, ChatClient, ChatServerSpec, wire_reasoning
 from agentrl.tools.parsers.reading import CallReading, kind_of, named_call
@@ -47,6 +47,7 @@ class OpenAIEngine:
             ServerError: the server refused the request, or its infrastructure failed for good.
         """
         _check(request)
+        require_new(request, self._asked)
         asking = asyncio.ensure_future(
             self.client.chat(
                 _answerable(request.messages),

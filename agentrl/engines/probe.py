@@ -76,11 +76,12 @@ class Probe:
             f"{allowed:.3g} is rounding in {dtype}"
         )
 
-
-def rounding(dtype: ServedDtype, measured: float = 0.0) -> float:
-    """Largest mean difference that rounding explains, in nats, between two holders whose
-    difference at the same weights was ``measured``."""
-    return min(max(_USUAL[dtype], _MARGIN * measured), _WIDEST[dtype])
+    def rounding(self, dtype: ServedDtype, measured: float = 0.0) -> float:
+        """Largest mean difference that rounding explains, in nats, between two holders whose
+        difference at the same weights was ``measured``; in a mixture, whatever it was."""
+        if self.routed:
+            return _ROUTED[dtype]
+        return min(max(_USUAL[dtype], _MARGIN * measured), _WIDEST[dtype])
 
 
 class ProbeNoise:
@@ -98,10 +99,8 @@ class ProbeNoise:
     def difference(self, server: str, trainer: Probe, found: F32, dtype: ServedDtype) -> str:
         """How a server's logprobs differ by more than rounding explains; empty where they agree."""
         share = self._shares.get(server)
-        allowed = (_ROUTED if trainer.routed else _WIDEST)[dtype]
-        if share is not None and not trainer.routed:
-            allowed = rounding(dtype, share * trainer.size)
-        difference = trainer.difference(found, dtype, allowed)
+        measured = float("inf") if share is None else share * trainer.size
+        difference = trainer.difference(found, dtype, trainer.rounding(dtype, measured))
         if share is None and not difference:
             self._shares[server] = trainer.distance(found) / max(trainer.size, 1e-6)
         return difference

@@ -24,13 +24,17 @@ def plays_by_messages(stage: StageConfig) -> bool:
     return not stage.engine_spec.traits().returns_ids
 
 
-def engine_plan(stage: StageConfig, model: Path, *, trainer_bytes: int = 0) -> EnginePlan:
+def engine_plan(
+    stage: StageConfig, model: Path, *, trainer_bytes: int = 0, serves_agents: bool = False
+) -> EnginePlan:
     """How the stage's engine is built.
 
     Args:
         stage: whole.
         model: folder of the weights that it starts from.
         trainer_bytes: that the trainer may bring to a rank's GPU while the engine serves there.
+        serves_agents: whether agents ask for turns whatever the stage plays; they may ask for stop
+            strings of their own.
 
     Raises:
         ConfigError: the engine cannot serve this model, or a setting cannot be used here.
@@ -61,7 +65,7 @@ def engine_plan(stage: StageConfig, model: Path, *, trainer_bytes: int = 0) -> E
         deterministic=stage.run.deterministic,
         num_threads=stage.placement.host_pool.threads_per_rank,
         decode=functools.partial(_decoded, renderer_spec(stage, model)),
-        stop_strings=bool(rollout.stop),
+        stop_strings=bool(rollout.stop or stage.env.agent_command or serves_agents),
         unavailable_s=min(_LONGEST_WAIT_S, rollout.turn_timeout_s / 2),
         shared=SharedGpus(trainer_bytes=trainer_bytes) if stage.sleeps else None,
         routed_experts=stage.replays_routing,

@@ -64,7 +64,7 @@ def serve_policy(
     with ExitStack() as stack:
         # All parts are built before the run directory is made, so that a fault leaves no folder
         # behind.
-        engine = engine_plan(stage, folder).build()
+        engine = engine_plan(stage, folder, serves_agents=True).build()
         stack.callback(engine.close)
         parts = EpisodeContext.of(spec, engine)
         keep = _forget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from agentrl.engines import UpdateSession
@@ -9,8 +10,11 @@ from agentrl.engines.servers.client import NamedTensors, NewVersion
 from agentrl.engines.servers.http_client import RefusedError
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import model_files, write_weights
+from agentrl.errors import StoreError
 from agentrl.store.remote_folder import RemoteFolder, is_url
 from agentrl.weight_sync.batches import BatchSender, arrays_of
+
+logger = logging.getLogger(__name__)
 
 
 class DiskSender(BatchSender):
@@ -58,9 +62,15 @@ class DiskSender(BatchSender):
             # more files follow
             return
         _load(update)
-        for other in self._folder.names():
-            if other != name:
-                self._folder.remove(other)
+        try:
+            for other in self._folder.names():
+                if other != name:
+                    self._folder.remove(other)
+        except StoreError as error:
+            # The servers have the new one by now; the next update tries again.
+            logger.warning(
+                "weights of an older version stay: %s", error, extra={"event": "old_weights_stay"}
+            )
 
     def close(self) -> None:
         """Removes the folder."""

@@ -106,11 +106,15 @@ class ShardSession:
         """See ``UpdateSession.commit``."""
         sums = _of_all_ranks(self._sums)
         update = self._update
-        if update is not None:
-            update.require_complete()
-            own = [sums[rank] for rank in self._sender.ranks]
-            update.checksums |= written_checksums(own, self._dtype)
-        self._batch.end()
+        try:
+            if update is not None:
+                update.require_complete()
+                own = [sums[rank] for rank in self._sender.ranks]
+                update.checksums |= written_checksums(own, self._dtype)
+            self._batch.end()
+        except BaseException:
+            self.abort()
+            raise
         self._sender.ended()
         if update is not None:
             update.finish()

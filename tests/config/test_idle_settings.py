@@ -74,6 +74,8 @@ GIVEN: dict[str, Any] = {
     "vllm": {"tp_size": 2}, "weight": 0.5,
     "worker_liveness_timeout_s": 3.0, "worker_resources": {"x": 1},
     "rollout": "main",
+    "command": ["x"], "kv_memory_fraction": 0.5, "max_restarts": 1, "max_running_requests": 9,
+    "page_size": 16, "python": "x", "server_args": {"a": 1}, "tp_size": 2,
     "worker_restarts": 1, "clip_dual": 3.0, "clip_high": 0.1, "clip_low": 0.1, "cwd": "x",
     "divergence": "kl", "ratio_cap": 3.0, "ratio_floor": 0.5, "tau_negative": 0.5,
     "tau_positive": 0.5,
@@ -94,6 +96,7 @@ IDLE: dict[str, Any] = {
     "level": "token",
     "mode": "inline", "backend": "plain", "shard": "full", "name": "adamw", "kl_estimator": "k1",
     "schedule": "constant", "agent_command": ["x"], "policy_loss": "math:sqrt",
+    "urls": ["http://127.0.0.1:1"],
 }  # fmt: skip
 """A value beside which a field does nothing, where only some let it act."""
 CORRECTED = {"algorithm": {"rollout_correction": {"level": "token"}}}
@@ -124,6 +127,15 @@ def at(key: Key, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def needed(name: str) -> dict[str, Any]:
+    """What other rules ask for beside a field."""
+    section, _, own = name.removeprefix("rollout.").partition(".")
+    if own and section in ("sglang", "vllm"):
+        # a command cannot be asked for the device
+        return {"rollout": {"engine": section, section: {"device": "cpu"}}}
+    return NEEDED.get(name, {})
+
+
 def tree(name: str, other: str, *, acts: bool) -> dict[str, Any]:
     """A configuration with a setting, and what lets it act or not."""
     key, mark, algorithm = RULES[name, other]
@@ -145,7 +157,7 @@ def tree(name: str, other: str, *, acts: bool) -> dict[str, Any]:
     if name.startswith("roles."):
         made = merge(made, {"roles": {"x": {"role": "agentrl.training:CriticSpec"}}})
     made = merge(made, at(key, GIVEN[str(key[-1])]))
-    made = merge(made, NEEDED.get(name, {}))
+    made = merge(made, needed(name))
     made = merge(made, NEEDED_TO_ACT.get(other, {}) if acts else {})
     made = merge(made, at((*key[:-1], other), found))
     if name.startswith("model.build_args"):

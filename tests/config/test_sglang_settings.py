@@ -41,7 +41,9 @@ def stage(write: Write) -> Callable[..., StageConfig]:
     """
 
     def make(*overrides: str, python: str = sys.executable) -> StageConfig:
-        engine = ["rollout.engine=sglang", f"rollout.sglang.python={python}"]
+        engine = ["rollout.engine=sglang"]
+        if not any("sglang.urls" in one for one in overrides):
+            engine.append(f"rollout.sglang.python={python}")
         return load_config(write(), [*engine, *overrides]).resolved_stages()[0]
 
     return make
@@ -65,6 +67,9 @@ def stage(write: Write) -> Callable[..., StageConfig]:
         ),
         ("rollout.sglang.urls=[http://a:1, http://b:2]", "urls", ("http://a:1", "http://b:2")),
         ("rollout.stop=[END]", "stop_strings", True),
+        ("rollout.max_turns=3", "stop_strings", False),
+        # an agent's requests may have stop strings of their own
+        ("env.agent_command=[agent]", "stop_strings", True),
         ("rollout.turn_timeout_s=30.0", "unavailable_s", 15.0),
     ],
 )
@@ -101,9 +106,11 @@ def test_a_missing_environment_is_named_with_the_mend(stage: Callable[..., Stage
         engine_plan(stage(python="/nowhere/python"), Path("model"))
 
 
-def test_given_servers_need_no_environment(stage: Callable[..., StageConfig]) -> None:
-    given = stage("rollout.sglang.urls=[http://a:1]", python="/nowhere/python")
-    engine_plan(given, Path("model"))
+def test_given_servers_need_no_environment(
+    stage: Callable[..., StageConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    engine_plan(stage("rollout.sglang.urls=[http://a:1]"), Path("model"))
 
 
 def test_a_command_of_ones_own_needs_no_environment(stage: Callable[..., StageConfig]) -> None:
@@ -136,6 +143,16 @@ def test_an_api_key_is_not_shown(
         (
             ["rollout.sglang.urls=[http://a:1]", "placement.world_size=2"],
             "rollout.sglang.urls needs placement.world_size of at most 1",
+        ),
+        (
+            ["rollout.sglang.urls=[a:1]"],
+            "rollout.sglang.urls must be one URL a server, such as http://10.0.0.7:30000, got "
+            "'a:1'; correct it",
+        ),
+        (
+            ["rollout.sglang.urls=[http://a:1, http://a:1/]"],
+            "rollout.sglang.urls must be one URL a server, such as http://10.0.0.7:30000, got "
+            "'http://a:1/' twice; correct it",
         ),
         (
             ["rollout.sglang.weight_sync=broadcast", "rollout.sglang.device=cuda"],

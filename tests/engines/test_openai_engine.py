@@ -187,6 +187,19 @@ async def test_a_request_can_be_aborted() -> None:
     assert str(trajectory.status) == "cancelled(aborted)"
 
 
+async def test_an_id_in_flight_is_refused_and_its_request_goes_on() -> None:
+    async with odd_server(Reply(hang=True)) as server:
+        engine = OpenAIEngine(ChatServerSpec(server.url, "m"))
+        first = asyncio.create_task(engine.generate(ASKED))
+        while not server.asked:
+            await asyncio.sleep(0.01)
+        with pytest.raises(EngineError, match="'r' is already in flight"):
+            await engine.generate(ASKED)
+        await engine.abort(["r"])
+        assert (await first).finish_reason == "abort"
+        await engine.close()
+
+
 async def test_such_a_trajectory_is_stored_and_read_back(tmp_path: Path) -> None:
     async with odd_server(
         said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), said("3")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentrl.engines.probe import Probe, ProbeNoise, rounding
+from agentrl.engines.probe import Probe, ProbeNoise
 from agentrl.engines.torch import TorchEngine
 from agentrl.weight_sync.verify import verify_probe
 
@@ -61,7 +61,7 @@ def test_rounding_grows_with_the_logprobs() -> None:
 
 @pytest.mark.parametrize(("dtype", "nats"), [("float32", 0.005), ("bfloat16", 0.03)])
 def test_servers_of_one_program_differ_by_little(dtype: str, nats: float) -> None:
-    assert rounding(dtype) == nats  # type: ignore[arg-type]
+    assert OWN.rounding(dtype) == nats  # type: ignore[arg-type]
 
 
 def test_an_update_that_a_bfloat16_engine_ignores_is_seen(tiny, start) -> None:

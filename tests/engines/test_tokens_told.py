@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from agentrl.errors import EngineError
 from tests.engines.tiny import random_ids, request, sampled
 from tests.kit.held_engine import HeldEngine
 
@@ -73,3 +74,21 @@ async def test_a_stop_string_and_a_listener_go_together(tiny, start) -> None:
     )
     ids = sampled(await engine.generate(asked))[0].tolist()
     assert heard.ids == ids[:-1]
+
+
+async def test_a_listener_or_decoder_that_raises_fails_its_request_alone(tiny, start) -> None:
+    def broken(*given: object) -> str:
+        raise ValueError("not today")
+
+    engine = start(tiny, decode=broken)
+    plain = request([1, 2, 3], name="a")
+    listening = replace(request([4, 5], name="b"), on_tokens=broken)
+    stopping = request([6, 7], name="c", stop=("x",))
+    whole, *failed = await asyncio.gather(
+        *map(engine.generate, (plain, listening, stopping)), return_exceptions=True
+    )
+    assert whole.finish_reason == "length"
+    for error in failed:
+        assert isinstance(error, EngineError)
+        assert "raised ValueError: not today" in str(error)
+    assert engine.health().state == "serving"

@@ -126,3 +126,11 @@ async def test_an_engine_outlives_the_loops_of_its_callers(tiny, start) -> None:
 
     await asyncio.to_thread(abandoned)
     assert sampled(await engine.generate(request([1])))[0].size == 8
+
+
+def test_less_kv_than_all_that_may_run_need_is_told(tiny, start, caplog) -> None:
+    start(tiny, max_running=2, kv_tokens=2 * 128)
+    assert not caplog.messages
+    start(tiny, max_running=8, kv_tokens=3 * 128 - 1)
+    [message] = caplog.messages
+    assert "room for 2 requests of context_tokens=128 at once, fewer than max_running=8" in message

@@ -167,6 +167,33 @@ def test_an_engine_ends_also_where_its_weights_cannot_be_removed(
     assert not engine.runs
 
 
+@pytest.mark.parametrize("folder", ["memory://kept/weights"])
+def test_an_older_version_that_cannot_be_removed_stays_until_the_next_update(
+    engine: SGLangEngine,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publish(engine, 1, 1, 1, 1, 1)
+    kind = type(fsspec.url_to_fs(folder)[0])
+    real = kind.rm
+
+    def kept(own: Any, path: str, *args: Any, **keywords: Any) -> None:
+        if path.endswith("version-000001"):
+            raise PermissionError("not allowed")
+        real(own, path, *args, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "rm", kept)
+        publish(engine, 2, 2, 2, 2, 2)
+    assert (engine.health().state, engine.health().policy_version) == ("serving", 2)
+    [row] = [row for row in caplog.records if getattr(row, "event", "") == "old_weights_stay"]
+    assert "version-000001 could not be removed: not allowed" in row.message
+    assert versions(folder) == ["version-000001", "version-000002"]
+    publish(engine, 3, 3, 3, 3, 3)
+    assert versions(folder) == ["version-000003"]
+
+
 @pytest.mark.parametrize("folder", ["memory://several/weights"])
 def test_a_version_may_have_several_files(
     engine: SGLangEngine, server: Mounted, folder: str, monkeypatch: pytest.MonkeyPatch

@@ -6,17 +6,27 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 
+from agentrl.engines import EnginePlace
 from agentrl.engines.checksum import tensor_checksum
+from agentrl.engines.servers.update import ServerUpdate
+from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
+from agentrl.engines.tensor_parallel import ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice
-from agentrl.errors import EngineError
-from agentrl.training import WeightPart
+from agentrl.errors import EngineError, MachineError
+from agentrl.training import DistSpec, WeightPart, join, leave
+from agentrl.weight_sync import ShardSender, ShardSession
 from agentrl.weight_sync.shard_memory import written_checksums
+from tests.engines.servers.broken_server import broken_server
+from tests.engines.servers.test_server_events import FakeServer, place
 from tests.training.ranks import run_ranks
 from tests.weight_sync.shard_memory_rank import BATCH_BYTES, SHAPES
+
+__all__ = ["place"]
 
 MODEL_BYTES = 4 * sum(map(math.prod, SHAPES.values()))
 
@@ -69,3 +79,36 @@ def test_a_block_of_two_ranks_counts_once_and_must_be_the_same() -> None:
     assert written_checksums(ranks, "float32") == {"w": tensor_checksum("w", whole)}
     with pytest.raises(EngineError, match="ranks wrote 'w' with other bits than each other"):
         written_checksums([ranks[0], sums((0, 0, 6), off=1)], "float32")
+
+
+class Full(ShardSender):
+    """Its machine has no memory for what is handed over."""
+
+    def hand_over(self, *given: object) -> NoReturn:
+        raise MachineError("/dev/shm is full")
+
+
+def test_an_update_that_no_server_heard_of_is_given_up(place: EnginePlace) -> None:
+    name = "model.norm.weight"
+    whole = ShardTensor(name, (4,), (TensorSlice.whole(name, (4,)),))
+    routes = FakeServer().routes
+    join(DistSpec())
+    try:
+        with broken_server({f"/{route}": does for route, does in routes.items()}) as server:
+            sender = Full((0,))
+            engine = SGLangEngine(place, SGLangEngineSpec(urls=(server.url,)), sender)
+            try:
+                engine.pause("retract")
+                engine.open_update(1)
+                update = ServerUpdate(engine, 1, engine.pool.reachable)
+                session = ShardSession(sender, (whole,), "float32", update)
+                session.put(name, torch.ones(4))
+                with pytest.raises(MachineError, match="is full"):
+                    session.commit()
+                # what it served goes on to be served
+                engine.resume()
+                assert (engine.health().state, engine.health().policy_version) == ("serving", 0)
+            finally:
+                engine.close()
+    finally:
+        leave()

@@ -162,7 +162,7 @@ class ServerClient(Protocol):
         """Ends what a former owner left: requests, a pause, an open update, KV of its weights.
 
         Returns:
-            Whether that is done; False where it does not answer, or still ends requests.
+            Whether that is done; False where it still ends requests.
         """
         ...
 
@@ -184,7 +184,9 @@ class ServerClient(Protocol):
 
     async def resume(self) -> None: ...
 
-    async def release(self, tags: Sequence[Tag], *, running: int) -> None: ...
+    async def release(self, tags: Sequence[Tag], *, running: int) -> None:
+        """Gives memory back, or refuses where requests are in the way; no tags release nothing."""
+        ...
 
     async def regain(self, tags: Sequence[Tag]) -> None: ...
 

@@ -20,14 +20,15 @@ import numpy.typing as npt
 
 from agentrl.engines.base import PauseMode, Tag, WeightSender
 from agentrl.engines.held_weights import HeldTensor
-from agentrl.engines.probe import Probe, rounding
+from agentrl.engines.probe import Probe
 from agentrl.engines.servers.client import ServerClient, ServerKind
 from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.pool import ServerPool
 from agentrl.engines.servers.requests import Requests
 from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.state import ServersState
-from agentrl.errors import EngineError, StaleWeightsError
+from agentrl.engines.weights import num_experts, read_config
+from agentrl.errors import EngineError, StaleWeightsError, WeightMismatchError
 from agentrl.types.loop_thread import LoopThread
 
 T = TypeVar("T")
@@ -64,6 +65,8 @@ class ServerControl:
         self.state = ServersState(kind)
         self.pool = ServerPool(self.state, self._start_server)
         self.requests = Requests(self.state, self.pool)
+        # held by the one server that catches up: a sender has memory for one update at a time
+        self._catching_up = asyncio.Lock()
         # all of pool, requests and updates happens on its loop
         self._thread = LoopThread(f"agentrl-{kind.spec.section}-engine")
         try:
@@ -104,12 +107,18 @@ class ServerControl:
     async def pause(self, mode: PauseMode) -> None:
         """See ``EngineControl.pause``. A server that cannot say which weights made a token is
         drained in any mode."""
-        self.state.life.require_whole("pause")
-        # First, so that no further request goes out, and what runs can drain.
-        self.state.life.pause(mode)
+        life = self.state.life
+        life.require_whole("pause")
         members = self.pool.serving
+        served = life.serves
+        # First, so that no further request goes out, and what runs can drain.
+        life.pause(mode)
         if mode == "drain" or not all(server.client.reports_versions for server in members):
-            await self.requests.drained()
+            self.state.draining = served
+            try:
+                await self.requests.drained()
+            finally:
+                self.state.draining = False
         await self.on_members(members, lambda client, _: client.pause(mode), may_lose_all=True)
 
     @blocking
@@ -126,18 +135,23 @@ class ServerControl:
     @blocking
     async def sleep(self, tags: Sequence[Tag]) -> None:
         """See ``EngineControl.sleep``; a server without a memory saver keeps its memory."""
-        self.state.life.require_whole("sleep")
-        running = 0 if self.state.life.paused in ("retract", "drain") else self.requests.running
-        await self.on_members(
-            self.pool.serving, lambda client, _: client.release(tags, running=running)
-        )
-        self.state.life.sleep(tags)
+        life = self.state.life
+        life.require_whole("sleep")
+        # One that came up later would take the memory that the others gave back.
+        await self.pool.settle()
+        members = self.pool.reachable
+        running = 0 if life.paused in ("retract", "drain") else self.requests.running
+        # Nothing is released so, and one that refuses leaves the others as they were.
+        await self.on_members(members, lambda client, _: client.release((), running=running))
+        # Before the calls: a server that dies in its own starts again once the engine is awake.
+        life.sleep(tags)
+        await self.on_members(members, lambda client, _: client.release(tags, running=running))
 
     @blocking
     async def wake(self, tags: Sequence[Tag]) -> None:
         """Takes back what ``sleep`` released; other tags are left out."""
         self.state.life.require_whole("wake")
-        await self.on_members(self.pool.serving, lambda client, _: client.regain(tags))
+        await self.on_members(self.pool.reachable, lambda client, _: client.regain(tags))
         self.state.life.wake(tags)
         if not self.state.life.asleep:
             await self.state.notify()
@@ -155,7 +169,8 @@ class ServerControl:
             self.pool.serving, lambda client, _: client.score(token_ids), may_lose_all=True
         )
         if scores:
-            self.state.probe = Probe(tuple(token_ids), next(iter(scores.values())))
+            routed = bool(num_experts(read_config(self.state.kind.place.model)))
+            self.state.probe = Probe(tuple(token_ids), next(iter(scores.values())), routed)
         return scores
 
     async def on_members(
@@ -239,23 +254,34 @@ class ServerControl:
         """No tensor was sent: the old weights go on being served."""
         self.state.life.end_update(None)
 
-    async def compare_digests(self, *members: Server) -> dict[HeldTensor, str]:
+    async def compare_digests(self, joining: Server | None = None) -> dict[HeldTensor, str]:
         """The digests of their weights that servers tell alike; none where they tell none.
 
+        Args:
+            joining: a server that does not serve yet, beside those that do.
+
         Raises:
-            EngineError: one tells another, or holds a tensor that the model has not, so that no
-                update would reach it.
+            WeightMismatchError: one tells another.
+            EngineError: one holds a tensor that the model has not, so that no update would reach
+                it.
+            ServerLostError: ``joining`` is lost; others are left behind.
         """
+        members = self.pool.serving
+        digests = await self.on_members(
+            members, lambda client, _: client.digests(), may_lose_all=True
+        )
+        if joining is not None:
+            members += (joining,)
+            digests[joining.name] = await joining.client.digests()
         told: dict[HeldTensor, tuple[str, str]] = {}
         names = self.state.names
         for server in members:
-            for held, digest in (await server.client.digests()).items():
+            for held, digest in digests.get(server.name, {}).items():
                 first, expected = told.setdefault(held, (server.name, digest))
                 if digest != expected:
-                    raise EngineError(
+                    raise WeightMismatchError(
                         f"{server.name} holds other weights than {first}, by their own digests of "
-                        f"{held.name}; restart it, and look at its log",
-                        retryable=False,
+                        f"{held.name}; restart it, and look at its log"
                     )
                 if not names.issuperset(held.parts):
                     raise EngineError(
@@ -271,7 +297,7 @@ class ServerControl:
         await self.pool.start()
         # no update will make them agree
         if self.sender is None and len(self.pool.servers) > 1:
-            await self.compare_digests(*self.pool.serving)
+            await self.compare_digests()
 
     async def _start_server(self, server: Server) -> None:
         """Starts a server, and gives it the weights served now, by which the others were
@@ -287,10 +313,10 @@ class ServerControl:
         if self.state.sent:
             await self._catch_up(server)
         if self.pool.serving and not life.weightless:
-            await self.compare_digests(*self.pool.serving, server)
+            await self.compare_digests(server)
         if (probe := self.state.probe) is not None:
             found = await server.client.score(probe.token_ids)
-            if difference := probe.difference(found, place.dtype, rounding(place.dtype)):
+            if difference := probe.difference(found, place.dtype, probe.rounding(place.dtype)):
                 raise EngineError(
                     f"{server.name} came up with other weights than version {life.policy_version}: "
                     f"{difference}"
@@ -310,10 +336,11 @@ class ServerControl:
         it along, where the ranks keep those of the next version already."""
         assert self.sender is not None, "weights were sent"
         life = self.state.life
-        version = life.policy_version
-        update = self.catch_up(version, server)
         try:
-            await asyncio.to_thread(self.sender.catch_up, update)
+            async with self._catching_up:
+                version = life.policy_version
+                update = self.catch_up(version, server)
+                await asyncio.to_thread(self.sender.catch_up, update)
         except StaleWeightsError:
             server.state = "returning"
             await self.state.notify()

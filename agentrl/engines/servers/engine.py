@@ -109,7 +109,7 @@ class ServersEngine(ServerControl):
                 "publish first",
                 retryable=False,
             )
-        told = self.submit(self.compare_digests(*self.pool.serving)).result()
+        told = self.submit(self.compare_digests()).result()
         found = HeldWeights(self.state.sent, told)
         if self.state.held and (fault := found.fault_since(self.state.held)):
             raise WeightMismatchError(

@@ -14,7 +14,7 @@ from agentrl.engines.base import EngineNotice
 from agentrl.engines.servers.router import Router
 from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.state import ServersState
-from agentrl.errors import AgentRLError, EngineError
+from agentrl.errors import EngineError
 
 Start: TypeAlias = Callable[[Server], Coroutine[Any, Any, None]]
 
@@ -181,10 +181,10 @@ class ServerPool:
         return states + (f"; last problem: {self._last_problem}" if self._last_problem else "")
 
     async def _watch(self, server: Server) -> None:
-        """Looks at a server as long as the engine lives; while it is paused, a server's health
+        """Looks at a server as long as the engine lives; while servers are paused, their health
         cannot be asked for."""
         loop = asyncio.get_running_loop()
-        life = self._state.life
+        state = self._state
         last_look = loop.time()
         misses = 0
         while server.state != "gone":
@@ -193,11 +193,11 @@ class ServerPool:
                 misses = 0
             elif server.exited:
                 self.lose(server, "its process ended")
-            elif life.serves and loop.time() - last_look > self._state.kind.spec.health_interval_s:
+            elif state.generates and loop.time() - last_look > state.kind.spec.health_interval_s:
                 healthy = await server.healthy()
                 last_look = loop.time()
                 # A pause that began during the look is no miss: no server answers in one.
-                misses = 0 if healthy or not life.serves else misses + 1
+                misses = 0 if healthy or not state.generates else misses + 1
                 if misses >= _MISSES:
                     self.lose(server, "it did not answer /health")
 
@@ -210,8 +210,10 @@ class ServerPool:
             server.state = "starting"
             try:
                 await self._start(server)
-            except (AgentRLError, OSError) as error:
-                self._last_problem = f"{server.name}, start {server.restarts + 1}: {error}"
+            except Exception as error:  # noqa: BLE001 - boundary: whatever it is, it has an end
+                self._last_problem = (
+                    f"{server.name}, start {server.restarts + 1}: {type(error).__name__}: {error}"
+                )
                 self._tell(server, "server_start_failed", self._last_problem)
                 continue
             server.state = "serving"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -20,17 +20,21 @@ from agentrl.engines.base import (
 )
 from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.errors import ConfigError, MachineError
+from agentrl.llm.server import is_http_url
 from agentrl.store.remote_folder import is_url
-from agentrl.types.section import Arguments, Count, Fraction, Listed, Natural, Seconds
+from agentrl.types.section import ActsWith, Arguments, Count, Fraction, Listed, Natural, Seconds
 from agentrl.types.user_code.load import load_object
+
+OF_STARTED = ActsWith("urls", only=((),))
+"""Marks what servers are started with: nothing that reaches those that run already."""
 
 
 class ServersSpec(EngineSpec):
     """Servers: those that are started, or those that are given by their URLs."""
 
-    python: str | None = None
+    python: Annotated[str | None, OF_STARTED] = None
     """Interpreter of the servers' environment; by default that of ``agentrl install``."""
-    command: Listed[str] = ()
+    command: Annotated[Listed[str], OF_STARTED] = ()
     """Command that starts a server, instead of that interpreter: it gets the server's arguments,
     must end with its server, and needs ``device``."""
     urls: Listed[str] = ()
@@ -38,17 +42,18 @@ class ServersSpec(EngineSpec):
     other owner."""
     num_servers: Count = 1
     """Servers that each process that plays episodes starts."""
-    tp_size: Count = 1
+    tp_size: Annotated[Count, OF_STARTED] = 1
     """Tensor-parallel ranks of a server."""
-    max_running_requests: Count | None = None
+    max_running_requests: Annotated[Count | None, OF_STARTED] = None
     """Requests that a server decodes at once; by default the program's own choice."""
-    kv_memory_fraction: Fraction | None = None
+    kv_memory_fraction: Annotated[Fraction | None, OF_STARTED] = None
     """Share of a device's memory for weights and KV cache; by default the program's own choice, or,
     on GPUs that a server has in turn with ranks, what a count on paper leaves (docs/sglang.md)."""
-    server_args: Arguments = Field(default_factory=dict)
+    server_args: Annotated[Arguments, OF_STARTED] = Field(default_factory=dict)
     """Further arguments of the program by name, without dashes in front; true is a flag."""
     device: Literal["cpu", "cuda"] | None = None
-    """Of the servers that are started; by default what their environment offers."""
+    """Of the servers; by default what the environment of those that are started offers. Beside
+    ``urls``, ``cuda`` has a ``broadcast`` go by NCCL."""
     weight_sync: TransportName | None = None
     """Transport of new weights: ``shared_memory`` of this machine, ``http`` calls that hold the
     tensors, a folder on ``disk`` that every server reads, or a ``broadcast`` in a process group. By
@@ -62,7 +67,7 @@ class ServersSpec(EngineSpec):
     broadcast_address: str | None = None
     """Address of the trainer's rank 0 as servers reach it, for ``weight_sync: broadcast``; by
     default the one by which Ray knows its machine, and 127.0.0.1 without Ray."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], OF_STARTED] = Field(default_factory=dict)
     """Further environment variables of the servers."""
     api_key_env: str | None = None
     """Environment variable with the servers' API key."""
@@ -74,7 +79,7 @@ class ServersSpec(EngineSpec):
     """Of a call that moves weights."""
     health_interval_s: Seconds = 10.0
     """Between health checks of each server."""
-    max_restarts: Natural = 3
+    max_restarts: Annotated[Natural, OF_STARTED] = 3
     """Of one server in a stage, until it is given up."""
 
     engine: ClassVar[str]
@@ -83,6 +88,21 @@ class ServersSpec(EngineSpec):
     """Where such servers run: how it is built and found."""
     own_arguments: ClassVar[tuple[str, ...]] = ()
     """Arguments of the program that agentrl sets itself."""
+
+    @field_validator("urls")
+    @classmethod
+    def _are_servers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        seen: set[str] = set()
+        for url in value:
+            own = url.rstrip("/")
+            if not is_http_url(url) or own in seen:
+                raise cls.broken(
+                    "urls",
+                    " must be one URL a server, such as http://10.0.0.7:30000, got "
+                    f"{url!r}{' twice' * (own in seen)}; correct it",
+                )
+            seen.add(own)
+        return value
 
     @field_validator("server_args")
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from agentrl.engines.servers.client import ServerClient, ServerKind, WeightLabels
+from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.errors import EngineError, MachineError
 from agentrl.metrics.memory import OUT_OF_MEMORY
@@ -18,6 +20,8 @@ ServerState: TypeAlias = Literal["starting", "joining", "serving", "lost", "retu
 """``joining``: it has started, and no update begins before it has the weights served now; ``lost``:
 it does not answer, and may come back; ``returning``: it answers, and serves once it was taken along
 by an update; ``gone``: it was given up."""
+
+logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 _POLL_S = 0.5
@@ -107,8 +111,12 @@ class Server:
         await self.client.label(label)
 
     async def healthy(self) -> bool:
-        """Whether it answers."""
-        return not self.exited and await self.client.healthy(_HEALTH_S)
+        """Whether it answers; not where it cannot be asked."""
+        try:
+            return not self.exited and await self.client.healthy(_HEALTH_S)
+        except Exception as error:  # noqa: BLE001 - boundary: who watches it goes on
+            logger.warning("%s cannot be asked: %s: %s", self.name, type(error).__name__, error)
+            return False
 
     def lose(self) -> None:
         """It answers no more: calls in flight end, and their requests go elsewhere."""
@@ -136,6 +144,7 @@ class Server:
         deadline = loop.time() + limit_s
         # A server that is started here has no former owner.
         attached = not self.given
+        problem = ""
         while loop.time() < deadline:
             if self._process is not None and self.exited:
                 said = self._process.output()
@@ -144,14 +153,23 @@ class Server:
                     f"{self.name} ended while it started{memory * bool(OUT_OF_MEMORY.search(said))}"
                     f"; the end of its log {self._log}:\n{self._process.log_tail()}"
                 )
-            attached = attached or await self.client.attach()
-            if attached and await self.client.healthy(_HEALTH_S):
-                return
+            try:
+                if not attached:
+                    # Before it is asked for what it may lack.
+                    await self.client.probe()
+                    problem = "it still ends requests of its former owner"
+                    attached = await self.client.attach()
+                if attached:
+                    problem = "its /health did not answer 200"
+                    if await self.client.healthy(_HEALTH_S):
+                        return
+            except ServerLostError as error:
+                problem = str(error)
             await asyncio.sleep(_POLL_S)
-        what = "the given server" if self.given else f"its log is {self._log}"
+        log = "" if self.given else f"; its log is {self._log}"
         raise MachineError(
-            f"{self.name} did not answer within {own}.startup_timeout_s={limit_s:g} ({what}); "
-            "raise it, or look why it does not start"
+            f"{self.name} did not answer within {own}.startup_timeout_s={limit_s:g} ({problem}"
+            f"{log}); raise it, or look why it does not start"
         )
 
 

@@ -31,6 +31,7 @@ class ServersState:
             first update.
         held: what the servers were found to hold last, by their own digests.
         probe: logprobs under the version served now, which a server started later must agree with.
+        draining: whether servers end what they have before a pause.
         kv: tokens of each session in the servers' caches.
         tasks: what runs in the background until the engine closes.
     """
@@ -42,6 +43,7 @@ class ServersState:
         self.sent: Mapping[str, int] = {}
         self.held: HeldWeights | None = None
         self.probe: Probe | None = None
+        self.draining = False
         self.stale_kv: StaleKV = "never"
         self.kv: dict[str, int] = {}
         self.tasks: set[asyncio.Task[None]] = set()
@@ -61,6 +63,11 @@ class ServersState:
     def names(self) -> set[str]:
         """Tensors that a server may hold; a tied head is the embedding under a second name."""
         return {*self.shapes, *({"lm_head.weight"} if self.kind.sizes.ties_embeddings else ())}
+
+    @property
+    def generates(self) -> bool:
+        """Whether servers generate, and so answer ``/health``: in a pause they do not."""
+        return self.life.serves or self.draining
 
     @property
     def flushes_updates(self) -> bool:

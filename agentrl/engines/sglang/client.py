@@ -109,20 +109,16 @@ class SGLangClient(HttpClient):
 
     async def attach(self) -> bool:
         """See ``ServerClient.attach``."""
+        await self.act("/abort_request", {"abort_all": True})
+        await self.resume()
+        if await self.has_route("/end_weight_update"):
+            with suppress(RefusedError):
+                # none was open
+                await self._success("/end_weight_update", {})
         try:
-            await self.ask("/server_info")
-            await self.act("/abort_request", {"abort_all": True})
-            await self.resume()
-            if await self.has_route("/end_weight_update"):
-                with suppress(RefusedError):
-                    # none was open
-                    await self._success("/end_weight_update", {})
-            try:
-                await self.act("/flush_cache", {})
-            except RefusedError:
-                # a request still runs
-                return False
-        except ServerLostError:
+            await self.act("/flush_cache", {})
+        except RefusedError:
+            # a request still runs
             return False
         return True
 
@@ -307,10 +303,13 @@ class SGLangClient(HttpClient):
             return []
         timeout_s = self.spec.update_timeout_s
         answer = await self.json("/weights_checker", {"action": "checksum"}, timeout_s=timeout_s)
-        ranks = answer.get("ranks")
-        if not answer.get("success") or not isinstance(ranks, list):
+        try:
+            ranks = [dict(rank["checksums"]) for rank in answer["ranks"]]
+        except (KeyError, TypeError, ValueError):
+            ranks = []
+        if not answer.get("success") or not ranks:
             raise ServerLostError(f"{self.name} made no checksums: {answer.get('message')}")
-        return [rank["checksums"] for rank in ranks]
+        return ranks
 
     async def _stream(self, body: Mapping[str, Any], request: GenerateRequest) -> Mapping[str, Any]:
         """The last of the answers of a request that tells its tokens as they come."""

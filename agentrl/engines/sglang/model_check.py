@@ -65,6 +65,11 @@ def model_problem(
             f"samples with {preferred} what a request leaves open, so that logprobs would be those "
             "of another distribution; start it without --preferred-sampling-params"
         )
+    if place.stop_strings and info.get("skip_tokenizer_init"):
+        return (
+            "has no tokenizer for the stop strings of rollout.stop or of an agent's requests; "
+            "start it without --skip-tokenizer-init"
+        )
     if unknown:
         return f"serves another model: {place.model} has no {unknown!r}; start it with this model"
     longest = int(info.get("max_req_input_len") or 0)

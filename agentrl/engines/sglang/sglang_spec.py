@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from agentrl.engines.base import EngineTraits
 from agentrl.engines.servers.environment import ServerEnvironment
-from agentrl.engines.servers.section import ServersSpec, argument_name
+from agentrl.engines.servers.section import OF_STARTED, ServersSpec, argument_name
 from agentrl.engines.sglang.environment import SGLANG
 from agentrl.types.section import Count
 
@@ -35,7 +35,7 @@ class SGLangEngineSpec(ServersSpec):
         "enable-return-routed-experts",
     )
 
-    page_size: Count | None = None
+    page_size: Annotated[Count | None, OF_STARTED] = None
     """Tokens of a page of a server's KV cache."""
 
     @property

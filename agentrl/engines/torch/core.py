@@ -418,11 +418,19 @@ class TorchScheduler:
             if job is None:
                 continue
             ids, logprobs = self._rows.table.sampled(row)
-            found = job.completed_stop(self._as_text, ids)
+            try:
+                found = job.completed_stop(self._as_text, ids)
+                if found is None and job.request.on_tokens is not None:
+                    job.request.on_tokens(ids[-1:].copy(), logprobs[-1:].copy())
+            except Exception as error:  # noqa: BLE001 - boundary: its request alone fails
+                message = (
+                    f"request {job.request.request_id!r}: what decodes its tokens for stop "
+                    f"strings, or is told them, raised {type(error).__name__}: {error}; look there"
+                )
+                self._answer(self._leave(row), EngineError(message, retryable=False))
+                continue
             if found is not None:
                 self._finish(row, "stop", found)
-            elif job.request.on_tokens is not None:
-                job.request.on_tokens(ids[-1:].copy(), logprobs[-1:].copy())
 
     def _finish(self, row: int, reason: FinishReason, stop_string: str | None = None) -> None:
         job = self._leave(row)

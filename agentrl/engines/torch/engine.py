@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,6 +31,8 @@ from agentrl.engines.torch.thread import EngineThread
 from agentrl.engines.torch.torch_spec import RowPlan, TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
+
+logger = logging.getLogger(__name__)
 
 
 class TorchEngine:
@@ -61,6 +64,15 @@ class TorchEngine:
         self._place = place
         self._life = EngineLife()
         plan = RowPlan.of(place)
+        if plan.num_rows < place.max_running:
+            logger.warning(
+                "kv_tokens=%d has room for %d requests of context_tokens=%d at once, fewer than "
+                "max_running=%d; raise rollout.kv_tokens, or lower rollout.max_running",
+                place.kv_tokens,
+                plan.num_rows,
+                place.context_tokens,
+                place.max_running,
+            )
         with torch.inference_mode():
             model = load_model(place, spec.device or place.device, config, state_dict)
             if place.context_tokens > model.max_positions:

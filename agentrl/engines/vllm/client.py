@@ -127,12 +127,9 @@ class VLLMClient(HttpClient):
 
     async def attach(self) -> bool:
         """See ``ServerClient.attach``."""
-        try:
-            await self.act("/abort_requests", {})
-            await self.resume()
-            return await self._dropped_kv()
-        except ServerLostError:
-            return False
+        await self.act("/abort_requests", {})
+        await self.resume()
+        return await self._dropped_kv()
 
     async def generate(self, request: GenerateRequest, rid: str) -> Completion:
         """See ``ServerClient.generate``."""

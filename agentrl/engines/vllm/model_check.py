@@ -46,6 +46,11 @@ def model_problem(place: EnginePlace, config: Mapping[str, Any]) -> str:
             f"computes in {dtype}, EnginePlace.dtype={place.dtype!r} is wanted; start it with "
             f"--dtype {place.dtype}, or change the setting"
         )
+    if place.stop_strings and served.get("skip_tokenizer_init"):
+        return (
+            "has no tokenizer for the stop strings of rollout.stop or of an agent's requests; "
+            "start it without --skip-tokenizer-init"
+        )
     longest = int(served.get("max_model_len") or 0)
     if longest < place.context_tokens:
         return (

@@ -1,14 +1,16 @@
 """A server's program that answers as a sound SGLang 0.5.18 does, started with its arguments.
 
 Its score of a prompt is what the file of its first argument says when it starts, which stands for
-the weights that it loaded. It tells the labels that its weights had, at ``/labels``. Standard
-library alone.
+the weights that it loaded. It tells the labels that its weights had, and ``asleep`` for each
+release of memory, at ``/labels``. In a release it dies where a file ``dies`` lies beside the first.
+Standard library alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +20,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("score")
 parser.add_argument("--port", type=int)
 parser.add_argument("--host")
+parser.add_argument("--dtype")
 options, _ = parser.parse_known_args(sys.argv[1:])
 score = float(Path(options.score).read_text())
 labels: list[str] = []
@@ -52,8 +55,12 @@ def answers(route: str, body: Any) -> Any:
         return labels
     if label := body.get("weight_version") or body.get("new_version"):
         labels.append(label)
+    if route == "/release_memory_occupation":
+        if Path(options.score).with_name("dies").exists():
+            os._exit(1)
+        labels.append("asleep")
     if route == "/server_info":
-        return {"version": "0.5.18", "dtype": "float32", "device": "cpu"}
+        return {"version": "0.5.18", "dtype": options.dtype, "device": "cpu"}
     if route == "/generate":
         triples = [[score, token, None] for token in body["input_ids"]]
         return {"meta_info": {"input_token_logprobs": triples}}

@@ -4,11 +4,15 @@ probed: it serves only where it computes what the others do.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,12 +20,13 @@ import pytest
 import torch
 
 from agentrl.engines import EnginePlace
+from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.errors import StaleWeightsError
 from agentrl.weight_sync import DiskSender, HttpSender, SharedMemorySender
 from agentrl.weight_sync.batches import BatchSender
-from tests.engines.servers.test_server_events import TENSORS, place, publish
-from tests.kit.waiting import until
+from tests.engines.servers.test_server_events import CONFIG, TENSORS, place, publish
+from tests.kit.waiting import DEADLINE_S, until
 
 __all__ = ["place"]
 
@@ -35,15 +40,23 @@ def score(tmp_path: Path) -> Path:
 
 
 class Ranks:
-    """What the ranks serve; ``ahead`` once they keep the next version already."""
+    """What the ranks serve; ``ahead`` once they keep the next version already. They give nothing
+    before they are ``freed``, and raise ``faults`` first.
+    """
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.faults: list[Exception] = []
         self.ahead = threading.Event()
         self.turned_away = threading.Event()
+        self.freed = threading.Event()
+        self.freed.set()
 
     def __call__(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         self.asked.append(version)
+        self.freed.wait(DEADLINE_S)
+        if self.faults:
+            raise self.faults.pop()
         for name, tensor in TENSORS.items():
             yield name, torch.from_numpy(tensor)
         if self.ahead.is_set():
@@ -61,15 +74,21 @@ def sender() -> type[BatchSender]:
     return HttpSender
 
 
+def started(place: EnginePlace, score: Path, sender: BatchSender, servers: int = 1) -> SGLangEngine:
+    """An engine that has published once."""
+    command = (sys.executable, str(Path(__file__).with_name("fake_sglang.py")), str(score))
+    spec = SGLangEngineSpec(command=command, device="cpu", max_restarts=2, num_servers=servers)
+    engine = SGLangEngine(place, spec, sender)
+    publish(engine, 1, TENSORS)
+    engine.score([5, 7, 9])
+    return engine
+
+
 @pytest.fixture
 def engine(
     place: EnginePlace, score: Path, ranks: Ranks, sender: type[BatchSender]
 ) -> Iterator[SGLangEngine]:
-    command = (sys.executable, str(Path(__file__).with_name("fake_sglang.py")), str(score))
-    spec = SGLangEngineSpec(command=command, device="cpu", max_restarts=2)
-    engine = SGLangEngine(place, spec, sender(ranks))
-    publish(engine, 1, TENSORS)
-    engine.score([5, 7, 9])
+    engine = started(place, score, sender(ranks))
     yield engine
     engine.close()
 
@@ -126,6 +145,88 @@ def test_who_finds_the_only_server_lost_may_wait_for_its_restart_at_once(
 
     assert engine.submit(lose()).result() == "starting"
     until(lambda: any(n.event == "server_restarted" for n in engine.take_notices()))
+
+
+def test_servers_that_restart_at_once_are_sent_the_weights_one_after_the_other(
+    place: EnginePlace, score: Path
+) -> None:
+    told: list[str] = []
+
+    class Sender(HttpSender):
+        """It has memory for one batch, and serves both."""
+
+        def catch_up(self, update: ServerUpdate) -> None:
+            told.append("begins")
+            if len(told) == 1:
+                until(lambda: [one.state for one in engine.pool.servers] == ["joining"] * 2)
+                engine.submit(asyncio.sleep(0)).result()
+            super().catch_up(update)
+            told.append("ends")
+
+    engine = started(place, score, Sender(Ranks()), servers=2)
+    try:
+        kill(score)
+        until(lambda: [one.restarts for one in engine.pool.servers] == [1, 1])
+        until(lambda: [one.state for one in engine.pool.servers] == ["serving"] * 2)
+    finally:
+        engine.close()
+    assert told == ["begins", "ends"] * 2
+
+
+def test_a_start_that_fails_in_any_way_is_tried_again(
+    engine: SGLangEngine, score: Path, ranks: Ranks
+) -> None:
+    ranks.faults.append(KeyError("model.norm.weight"))
+    kill(score)
+    until(lambda: len(engine.pool.notices) == 3)
+    lost, failed, restarted = engine.take_notices()
+    assert [lost.event, restarted.event] == ["server_lost", "server_restarted"]
+    assert "server 0, start 2: KeyError: 'model.norm.weight'" in failed.message
+
+
+def test_a_mixture_that_restarts_may_differ_by_other_experts(
+    place: EnginePlace, score: Path, ranks: Ranks
+) -> None:
+    mixture = {**CONFIG, "num_experts": 4, "tie_word_embeddings": False}
+    Path(place.model, "config.json").write_text(json.dumps(mixture))
+    engine = started(replace(place, dtype="bfloat16"), score, HttpSender(ranks))
+    try:
+        score.write_text("-2.5")  # a dense model's server may differ by .03
+        kill(score)
+        until(lambda: len(engine.pool.notices) == 2)
+        assert engine.take_notices()[1].event == "server_restarted"
+    finally:
+        engine.close()
+
+
+def test_a_server_that_starts_comes_up_before_the_engine_sleeps(
+    engine: SGLangEngine, score: Path, ranks: Ranks
+) -> None:
+    ranks.freed.clear()
+    kill(score)
+    until(lambda: ranks.asked)
+    engine.pause("drain")
+    with ThreadPoolExecutor(1) as owner:
+        sleeping = owner.submit(engine.sleep, ["kv_cache"])
+        until(sleeping.running)
+        ranks.freed.set()
+        sleeping.result()
+    assert (state(engine), labels(engine)) == ("serving", ["before", "1", "asleep"])
+
+
+def test_a_server_that_dies_in_its_release_waits_for_the_engine_to_wake(
+    engine: SGLangEngine, score: Path
+) -> None:
+    score.with_name("dies").touch()
+    engine.pause("drain")
+    engine.sleep(["kv_cache"])
+    [server] = engine.pool.servers
+    assert (state(engine), server.restarts) == ("starting", 1)
+    # a new start would have ended its client first
+    assert server.client
+    engine.wake(["kv_cache"])
+    engine.resume()
+    assert state(engine) == "serving"
 
 
 def test_a_server_that_restarts_in_the_middle_of_a_publish_gets_the_new_version(

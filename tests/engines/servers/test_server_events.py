@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,18 @@ from safetensors.numpy import save_file
 
 from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
+from agentrl.engines.sglang.model_check import model_problem as sglang_problem
+from agentrl.engines.vllm import VLLMEngine, VLLMEngineSpec
+from agentrl.engines.vllm.model_check import model_problem as vllm_problem
 from agentrl.errors import EngineError, MachineError, WeightMismatchError
 from agentrl.weight_sync import HttpSender
-from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, says
+from tests.engines.servers.broken_server import (
+    Behaviour,
+    BrokenServer,
+    broken_server,
+    keeps_silent,
+    says,
+)
 from tests.engines.servers.sglang_answers import VOCAB, answer_without_spans, request
 from tests.kit.waiting import until_async
 
@@ -191,6 +201,52 @@ async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Buil
     assert {segment.policy_version for segment in answer.segments} == {1}
 
 
+async def test_a_server_that_hangs_is_found_while_a_pause_waits_for_its_requests(
+    build: Build,
+) -> None:
+    sick: list[bool] = []
+    hangs = {
+        "generate": keeps_silent,
+        "health": lambda handler: says(b"{}", 500 if sick else 200)(handler),
+    }
+    engine, server = build({}, **hangs)
+    asked = asyncio.create_task(engine.generate(request()))
+    await until_async(lambda: "/generate" in server.calls)
+    pausing = asyncio.create_task(asyncio.to_thread(engine.pause, "drain"))
+    await until_async(lambda: engine.health().state == "paused")
+    sick.append(True)
+    await pausing
+    assert [one.state for one in engine.pool.servers] == ["lost", "serving"]
+    # what it had waits, and another server has it after the pause
+    assert engine.health().waiting == 1
+    await asyncio.to_thread(engine.resume)
+    assert (await asked).finish_reason == "length"
+
+
+async def test_a_server_whose_health_cannot_be_asked_is_lost(build: Build) -> None:
+    engine, _ = build()
+    [server] = engine.pool.servers
+    engine.submit(server.client.close()).result()
+    await until_async(lambda: server.state == "lost")
+
+
+async def test_no_server_releases_memory_where_another_one_refuses(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, server = build({}, release_memory_occupation=DONE)
+
+    async def refuses(tags: object, *, running: int) -> None:
+        raise EngineError("2 requests run", retryable=False)
+
+    monkeypatch.setattr(engine.pool.servers[1].client, "release", refuses)
+    await asyncio.to_thread(engine.pause, "retract")
+    with pytest.raises(EngineError, match="2 requests run"):
+        await asyncio.to_thread(engine.sleep, ["weights", "kv_cache"])
+    assert "/release_memory_occupation" not in server.calls
+    await asyncio.to_thread(engine.resume)
+    assert engine.health().state == "serving"
+
+
 def told_digests(
     digest: str | Callable[[], str], device: str = "cpu", name: str = "model.norm.weight"
 ) -> Mapping[str, Behaviour]:
@@ -218,13 +274,21 @@ def test_servers_that_tell_other_digests_after_an_update_are_named(
     publish(engine, 1, TENSORS)
     if differs:
         with pytest.raises(
-            EngineError,
+            WeightMismatchError,
             match=r"server 1 .* holds other weights than server 0 .* digests of "
             r"'model\.norm\.weight' \(cpu, rank 0 of 1\)",
         ):
             engine.checksum()
     else:
         assert engine.checksum().keys() == TENSORS.keys()
+
+
+def test_a_server_that_is_lost_where_it_tells_digests_is_left_behind(build: Build) -> None:
+    dies = {**told_digests("1f"), "weights_checker": says(b'{"error": "boom"}', 500)}
+    engine, _ = build(dies, **told_digests("1f"))
+    publish(engine, 1, TENSORS)
+    assert engine.checksum().keys() == TENSORS.keys()
+    assert [one.state for one in engine.pool.servers] == ["serving", "lost"]
 
 
 def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(build: Build) -> None:
@@ -310,6 +374,35 @@ async def test_an_update_goes_to_a_server_without_brackets(build: Build) -> None
     assert "/begin_weight_update" not in server.calls
 
 
+def test_a_server_without_a_tokenizer_cannot_match_stop_strings(place: EnginePlace) -> None:
+    told = {"dtype": "float32", "max_model_len": 64, "skip_tokenizer_init": True}
+
+    def problems(own: EnginePlace) -> list[str]:
+        return [sglang_problem(own, told, {}), vllm_problem(own, {"model_config": told})]
+
+    assert problems(place) == ["", ""]
+    for problem in problems(replace(place, stop_strings=True)):
+        assert "start it without --skip-tokenizer-init" in problem
+
+
 def test_a_server_below_the_least_version_is_not_used(build: Build) -> None:
     with pytest.raises(MachineError, match=r"is SGLang 0\.5\.17; agentrl needs at least 0\.5\.18"):
         build(server_info=says(b'{"version": "0.5.17"}'))
+
+
+def test_a_given_server_without_our_routes_is_told_what_it_lacks(place: EnginePlace) -> None:
+    missing = says(b'{"detail": "Not Found"}', 404)
+    routes = {"/version": says(b'{"version": "0.32.0"}'), "/abort_requests": missing}
+    lacks = pytest.raises(EngineError, match=r"has no route .*with VLLM_SERVER_DEV_MODE=1")
+    with broken_server(routes) as server, lacks:
+        VLLMEngine(place, VLLMEngineSpec(urls=(server.url,)), None)
+
+
+def test_a_start_in_vain_tells_what_was_answered_last(place: EnginePlace) -> None:
+    with broken_server({"/server_info": says(b'{"error": "still loading"}', 503)}) as server:
+        spec = SGLangEngineSpec(urls=(server.url,), startup_timeout_s=0.01)
+        with pytest.raises(
+            MachineError,
+            match=r"did not answer within .*startup_timeout_s=0\.01 \(.* HTTP 503: still loading",
+        ):
+            SGLangEngine(place, spec, None)

@@ -207,11 +207,11 @@ async def test_nothing_is_received_in_a_group_that_was_not_joined() -> None:
     assert server.calls == []
 
 
-async def test_a_checker_that_makes_no_checksums_is_named() -> None:
+@pytest.mark.parametrize("ranks", ["null", "[]", "[{}]", "[3]"])
+async def test_a_checker_that_makes_no_checksums_is_named(ranks: str) -> None:
     info = says(b'{"version": "0.5.23", "device": "cpu"}')
-    async with client_of(
-        server_info=info, weights_checker=says(b'{"success": true, "message": "hm"}')
-    ) as (client, _):
+    told = says(b'{"success": true, "message": "hm", "ranks": %s}' % ranks.encode())
+    async with client_of(server_info=info, weights_checker=told) as (client, _):
         await client.probe()
         with pytest.raises(ServerLostError, match="made no checksums: hm"):
             await client.digests()

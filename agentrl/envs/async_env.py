@@ -115,9 +115,10 @@ class AsyncEnv:
             )
         self._state = "running"
         observation = await call_env(self.env, "reset", seed=seed)
-        self._hold(observation_findings(observation, verb="reset"))
-        assert isinstance(observation, Observation)
-        return private_copy(observation)
+        copied: Observation = self._held(
+            observation, observation_findings(observation, verb="reset")
+        )
+        return copied
 
     async def step(self, action: Action) -> StepResult:
         """What ``action`` caused.
@@ -133,11 +134,10 @@ class AsyncEnv:
             )
             raise EnvError(f"{self._name}: step comes after reset and before the end; {remedy}")
         result = await call_env(self.env, "step", private_copy(action))
-        self._hold(step_findings(result))
-        assert isinstance(result, StepResult)
-        if result.terminated or result.truncated:
+        copied: StepResult = self._held(result, step_findings(result))
+        if copied.terminated or copied.truncated:
             self._state = "ended"
-        return private_copy(result)
+        return copied
 
     async def snapshot(self) -> Blob | None:
         """The state for people to look at, as JSON; None where there is nothing to see.
@@ -194,12 +194,15 @@ class AsyncEnv:
         pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump(state)
         return file.getvalue()
 
-    def _hold(self, findings: Iterator[Finding]) -> None:
+    def _held(self, given: Any, findings: Iterator[Finding]) -> Any:
+        """A copy of what the environment gave, where it breaks no rule."""
         with wall(failed_as(EnvError, f"what {self._name} gave cannot be read:")):
             broken = "; ".join(map(str, findings))
+            copied = None if broken else private_copy(given)
         if broken:
             self._state = "ended"
             raise EnvError(f"{self._name} breaks the contract of an Env: {broken}")
+        return copied
 
 
 def _json(state: object) -> bytes:

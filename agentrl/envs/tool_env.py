@@ -274,11 +274,6 @@ class ToolEnv(Env):
                 stack.push_async_callback(self._end_sandbox, sandbox)
             stack.push_async_callback(self._toolset.close)
 
-    @property
-    def num_abandoned(self) -> int:
-        """Tool calls that went on after their deadline, since Python could not stop them."""
-        return self._executor.num_abandoned
-
     async def _end_sandbox(self, sandbox: Sandbox) -> None:
         source = self._sandbox_source
         await (source.release(sandbox) if isinstance(source, SandboxPool) else sandbox.close())

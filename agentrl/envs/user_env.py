@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
+from agentrl.envs.async_env import ENV_THREADS
 from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import DataError, EnvError, ServerError
 from agentrl.llm import ChatClient, ChatServerSpec
 from agentrl.tools import opened
 from agentrl.types import Action, Message, Observation, StepResult, Task, load_object
 from agentrl.types.messages import without_thoughts
+from agentrl.types.user_code.wall import call_user, failed_as
 
 END_WORD = "[END]"
 """What a user says to end the conversation."""
@@ -117,8 +120,8 @@ gives one of these; text that names such a function, as ``file.py:name``.
 
 
 class UserEnv(ToolEnv):
-    """A conversation with a user. A message without a call is said to the user, whose answer is the
-    observation; calls are answered as by ``ToolEnv``, and the user sees nothing of them.
+    """A conversation with a user. A whole message without a call is said to the user, whose answer
+    is the observation; calls are answered as by ``ToolEnv``, and the user sees nothing of them.
 
     The conversation terminates when the user ends it, or a tool does.
 
@@ -183,7 +186,8 @@ class UserEnv(ToolEnv):
         Raises:
             ServerError: the user's server failed; the episode has no reward.
         """
-        if action.tool_calls or action.problems:
+        # A message that was cut by its length ends the episode, as ToolEnv's does, and is not said.
+        if action.tool_calls or action.problems or action.finish_reason == "length":
             result = await super().step(action)
             if result.terminated and self._only_user_ends:
                 return replace(result, terminated=False)
@@ -205,8 +209,11 @@ class UserEnv(ToolEnv):
     async def _reply(self, heard: Sequence[Message] | None = None) -> Message | None:
         """The user's next message; what was heard and said counts once it has come."""
         heard = list(self.conversation if heard is None else heard)
-        reply = self._user.reply(tuple(heard))
-        text = await reply if isinstance(reply, Awaitable) else reply
+        text = await call_user(
+            partial(self._user.reply, tuple(heard)),
+            failed=failed_as(EnvError, "the user raised"),
+            in_thread=ENV_THREADS.run,
+        )
         self.conversation = heard
         if text is None or END_WORD in text:
             return None

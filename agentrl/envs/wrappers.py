@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
-from agentrl.envs.async_env import call_env
+from agentrl.envs.async_env import ENV_THREADS, call_env
 from agentrl.envs.env import Env
 from agentrl.errors import ConfigError, EnvError
 from agentrl.tools import TokenEnds
@@ -20,13 +21,17 @@ from agentrl.types.clock import WaitClock, counted_by
 from agentrl.types.section import Arguments, Section
 from agentrl.types.user_code.load import built_in, load_function
 from agentrl.types.user_code.values import private_copy
+from agentrl.types.user_code.wall import call_user, failed_as
+
+T = TypeVar("T")
 
 
 class Wrapper(Env):
     """An environment around another one, which it passes everything on to.
 
-    A subclass changes ``opened`` or ``stepped``. What it keeps of an episode are attributes, JSON
-    or picklable, and goes through a checkpoint with the inner environment's state.
+    A subclass changes ``opened`` or ``stepped``, which run in threads. What it keeps of an episode
+    are attributes, JSON or picklable, and goes through a checkpoint with the inner environment's
+    state.
 
     Args:
         env: the inner environment; attributes that a wrapper lacks are its own.
@@ -62,12 +67,18 @@ class Wrapper(Env):
     async def reset(self, *, seed: int) -> Observation:
         """See ``Env.reset``."""
         observation: Observation = await call_env(self.env, "reset", seed=seed)
-        return self.opened(observation)
+        return await self._changed(self.opened, observation)
 
     async def step(self, action: Action) -> StepResult:
         """See ``Env.step``."""
         result: StepResult = await call_env(self.env, "step", action)
-        return self.stepped(action, result)
+        return await self._changed(self.stepped, action, result)
+
+    async def _changed(self, change: Callable[..., T], *given: Any) -> T:
+        """What a change makes of it, in a thread: it may be a user's."""
+        failed = failed_as(EnvError, f"{type(self).__name__}.{change.__name__} raised")
+        made: T = await call_user(partial(change, *given), failed=failed, in_thread=ENV_THREADS.run)
+        return made
 
     def opened(self, observation: Observation) -> Observation:
         """What becomes of the opening observation."""
@@ -210,7 +221,7 @@ class TimeLimit(_Limit):
         with counted_by(waits):
             result: StepResult = await call_env(self.env, "step", action)
         self.seconds += time.monotonic() - start - waits.wait_s
-        return self.stepped(action, result)
+        return await self._changed(self.stepped, action, result)
 
     def is_spent(self, action: Action, result: StepResult) -> bool:
         """See ``_Limit.is_spent``."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.rollouts.rollout_spec import EpisodeKey
+from agentrl.store.json_text import to_json
 from agentrl.types import (
     Blob,
     Completion,
@@ -38,7 +39,7 @@ from agentrl.types.clock import EpochClock, WaitClock
 STATE = "state"
 """The key of ``Observation.info`` by which an environment names its state."""
 
-_as_json = json.JSONEncoder(sort_keys=True, default=str).encode
+_sorted_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -357,6 +358,15 @@ def _state_key(sequence: SequenceState, info: Mapping[str, Any]) -> str:
     if STATE not in info:
         return sequence.digest.hex()[:16]
     return hashlib.sha256(_as_json(info[STATE]).encode()).hexdigest()[:16]
+
+
+def _as_json(value: Any) -> str:
+    """A value that an environment gave, as text that is equal for equal ones."""
+    try:
+        return _sorted_json(value)
+    except (TypeError, ValueError, RecursionError):
+        # Such as keys of two kinds, which have no order: as it is stored.
+        return _sorted_json(json.loads(to_json(value)))
 
 
 def _digest(digest: bytes, messages: Sequence[Message]) -> bytes:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env, observation_findings
-from agentrl.errors import EnvError
+from agentrl.errors import EnvError, ServerError
+from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import SequenceState
 from agentrl.rollouts.deadlines import Deadline
 from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, SeatState, StateSlot
@@ -27,6 +28,7 @@ from agentrl.types import (
     with_images,
 )
 from agentrl.types.clock import WaitClock, counted_by
+from agentrl.types.user_code.wall import failed_as, wall
 
 _NO_MESSAGE = "something-to-answer"
 
@@ -131,7 +133,14 @@ class EnvDriver:
             if isinstance(request, Status):
                 return request
             async with Deadline(timeout_s, "turn_timeout"):
-                turn = await seat.turns.generate(request, agent=agent)
+                try:
+                    turn = await seat.turns.generate(request, agent=agent)
+                except ServerError as error:
+                    # Only a server of messages knows its own context: a history that is too long
+                    # for it ends the episode, and is no fault of ours.
+                    if error.code != CONTEXT_EXCEEDED or not turns.builder.turns:
+                        raise
+                    return Status("truncated", "context_tokens", str(error))
                 if turn is None:
                     return Status("cancelled", "aborted")
                 self._result = await self._step(self._env, seat, turn.action)
@@ -209,11 +218,18 @@ class EnvDriver:
         last: object = self._result.observation
         if last is None:
             return
-        found = (f for f in observation_findings(last, verb="step") if f.rule != _NO_MESSAGE)
-        if faults := "; ".join(map(str, found)):
+        try:
+            with wall(failed_as(EnvError, "it cannot be read:")):
+                found = [
+                    f for f in observation_findings(last, verb="step") if f.rule != _NO_MESSAGE
+                ]
+                faults = "; ".join(map(str, found))
+                if not faults and isinstance(last, Observation):
+                    builder.observe(await _with_images(last.messages, last.images), last.info)
+        except EnvError as error:
+            faults = str(error)
+        if faults:
             builder.info["last_observation_error"] = faults
-        elif isinstance(last, Observation):
-            builder.observe(await _with_images(last.messages, last.images), last.info)
 
     async def _save_state(self, env: AsyncEnv) -> None:
         """Writes the episode's state to the slot.

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from traceback import format_exception
 from typing import Any
 
 from agentrl.envs import EnvSpec, EpisodeView, Score
-from agentrl.errors import AgentRLError, EnvError, ServerError, ToolFaultError
-from agentrl.llm import CONTEXT_EXCEEDED
+from agentrl.errors import AgentRLError, EnvError, ToolFaultError
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import Deadline, LimitSpentError, StragglerCancel
@@ -31,9 +31,11 @@ from agentrl.types import (
 from agentrl.types.clock import clock_paused
 from agentrl.types.env import MAIN_AGENT
 from agentrl.types.trajectory import SEATS
-from agentrl.types.user_code.place import told_of
+from agentrl.types.user_code.place import described, told_of
 
 _DEADLINES = frozenset({"episode_timeout", "turn_timeout"})
+_FRAMES = 20
+"""Of a traceback, the last ones that are kept."""
 
 
 async def run_episode(
@@ -93,6 +95,11 @@ async def run_episode(
     except AgentRLError as error:
         status = Status("failed", error.boundary, str(error))
         builder.info |= {"retryable": error.retryable, "fault": builder.fault, **told_of(error)}
+    except Exception as error:  # noqa: BLE001
+        # The boundary: what no wall has met ends its own episode, and not the run.
+        status = Status("failed", AgentRLError.boundary, f"the episode raised {described(error)}")
+        told = {"traceback": "".join(format_exception(error)[-_FRAMES:]), **told_of(error)}
+        builder.info |= {"retryable": True, "fault": builder.fault, **told}
     finally:
         problem = await _clean_up(turns, driver)
     if problem:
@@ -129,12 +136,6 @@ async def _play_and_score(
                 status = await driver.play()
     except LimitSpentError as spent:
         status = Status("truncated", str(spent))
-    except ServerError as error:
-        # Only a server of messages knows its own context: a history that is too long for it ends
-        # the episode, and is no fault of ours.
-        if error.code != CONTEXT_EXCEEDED or not builder.turns:
-            raise
-        status = Status("truncated", "context_tokens", str(error))
     except (EnvError, ToolFaultError) as error:
         caused = _caused_by_policy(turns, error, previous)
         if caused is None:

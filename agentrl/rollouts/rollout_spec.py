@@ -63,8 +63,8 @@ class EpisodeSettings(Section):
     stop: Listed[str] = ()
     """Texts that end a model call, beside the end-of-turn token."""
     turn_timeout_s: Seconds = 120.0
-    """Seconds of one turn: generation, tools and environment; waiting for a sandbox that others use
-    does not count.
+    """Seconds of one turn: generation, tools and environment; waiting for a sandbox or thread that
+    others use does not count.
     """
     episode_timeout_s: Seconds = 600.0
     """Seconds of one episode, counted in the same way."""

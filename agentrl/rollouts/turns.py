@@ -11,6 +11,7 @@ import functools
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from agentrl.types import (
 )
 from agentrl.types.completion import OnTokens
 from agentrl.types.messages import opened_thoughts
+from agentrl.types.user_code.values import shown
 from agentrl.types.user_code.wall import failed_as, wall
 
 _PROMPT_END = 16
@@ -397,9 +399,12 @@ class TurnGenerator:
         whole = self.opened_reasoning(turn) + text
         tools = (*turn.tools, *self.tools_in_messages)
         parser = self.context.parser
-        what = f"the parser {type(parser).__name__} raised"
-        with wall(failed_as(ToolError, what, " for a completion; correct it")):
-            return text, await read_completion(parser, whole, tools)
+        name = f"the parser {type(parser).__name__}"
+        with wall(failed_as(ToolError, f"{name} raised", " for a completion; correct it")):
+            parsed: Any = await read_completion(parser, whole, tools)
+        if not isinstance(parsed, ParsedMessage):
+            raise ToolError(f"{name} must give a ParsedMessage, got {shown(parsed)}; correct it")
+        return text, parsed
 
     def _no_room(self, setting: str, length: int, bound: str = "") -> Status:
         """The end of an episode whose sequence is too long; a prompt that is too long is a data

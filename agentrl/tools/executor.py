@@ -41,7 +41,7 @@ from agentrl.types import (
     ToolSpec,
     seed_for,
 )
-from agentrl.types.clock import backoff_s, epoch_at
+from agentrl.types.clock import PausableClock, backoff_s, counted_by, epoch_at
 from agentrl.types.user_code.place import described, said_by
 from agentrl.types.user_code.values import private_copy
 from agentrl.types.user_code.wall import DeadlineError, by_deadline, wall
@@ -68,8 +68,8 @@ class ToolExecutor:
         tools: with different names.
         deadline_s: seconds a call may take, for tools that set none.
         max_output_chars: characters of output kept, for tools that set none.
-        max_seconds: seconds that the calls of an episode may take together; those that run at once
-            count each. None sets no limit.
+        max_seconds: seconds that the calls of an episode may take together, without waits that
+            others cause; those that run at once count each. None sets no limit.
         endpoints: services whose failures are ours.
 
     Attributes:
@@ -321,11 +321,14 @@ class ToolExecutor:
         ) as queued_s:
             if tool.max_concurrent is not None or tool.calls_per_s is not None:
                 own["queued_s"] = queued_s
-            began = time.monotonic()
+            # Waits that others cause, such as for a thread or a sandbox, do not count.
+            clock = PausableClock()
+            began = clock.now()
             try:
-                return await self._output(_RunningCall(tool, call, context, gate, own))
+                with counted_by(clock):
+                    return await self._output(_RunningCall(tool, call, context, gate, own, clock))
             finally:
-                self._seconds += time.monotonic() - began
+                self._seconds += clock.now() - began
 
     async def _output(self, one: _RunningCall) -> ToolOutput:
         tool, call, context = one.tool, one.call, one.context
@@ -369,7 +372,7 @@ class ToolExecutor:
             Exception: it is the model's.
         """
         tool, context = one.tool, one.context
-        ends_at = time.monotonic() + context.deadline_s
+        ends_at = one.clock.now() + context.deadline_s
         for attempt in range(_ATTEMPTS):
             try:
                 output = await _contained(tool, one.call, context, one.pieces)
@@ -378,7 +381,7 @@ class ToolExecutor:
                 if fault is None or tool.takes_hosts:
                     raise
                 pause_s = backoff_s(attempt, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
-                remaining_s = ends_at - time.monotonic() - pause_s
+                remaining_s = ends_at - one.clock.now() - pause_s
                 may_repeat = tool.idempotent or not fault.sent
                 if not (may_repeat and attempt < _ATTEMPTS - 1 and remaining_s > 0):
                     if isinstance(error, ToolError):
@@ -398,7 +401,10 @@ class ToolExecutor:
             one.own["retries"] = one.own.get("retries", 0.0) + 1
             # What the attempt said before it failed is no part of the answer.
             one.pieces.clear()
-            await asyncio.sleep(pause_s)
+            # Of the call's own deadline, but not of the seconds that the policy may spend.
+            with one.clock.paused():
+                await asyncio.sleep(pause_s)
+            ends_at -= pause_s
             context = replace(context, deadline_s=max(remaining_s, 1e-3))
         raise AssertionError("the last attempt gives or raises")
 
@@ -414,6 +420,7 @@ class _RunningCall:
         tool, call, context: what is called, how and for whom.
         gate: of the tool.
         own: what the executor measured, kept with the result's metrics.
+        clock: counts its seconds.
         pieces: the output so far, of a tool that gives it piece by piece.
     """
 
@@ -422,6 +429,7 @@ class _RunningCall:
     context: ToolContext
     gate: ToolGate
     own: dict[str, float]
+    clock: PausableClock
     pieces: list[str | ToolOutput] = field(default_factory=list)
 
 

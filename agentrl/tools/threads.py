@@ -13,9 +13,11 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from agentrl.types.clock import clock_paused
 from agentrl.types.user_code.wall import DeadlineError
 
 R = TypeVar("R")
@@ -38,8 +40,8 @@ class BoundedThreads:
     exit, and another thread takes its place.
 
     Args:
-        max_threads: calls that run at once; further ones wait their turn, and a deadline starts
-            with the turn.
+        max_threads: calls that run at once; further ones wait their turn, which no clock of their
+            callers counts.
         name: how the threads are called in a stack dump.
 
     Attributes:
@@ -88,15 +90,18 @@ class BoundedThreads:
         """
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        started = None if deadline_s is None else loop.create_future()
-        job = _Job(lambda: context.run(work), started, loop.create_future())
+        job = _Job(lambda: context.run(work), None, loop.create_future())
         with self._changed:
             self._waiting.append(job)
             self._start_threads()
             self._changed.notify()
+            is_queued = len(self._waiting) > self._num_idle
+            if is_queued or deadline_s is not None:
+                job.started = loop.create_future()
         try:
-            if started is not None:
-                await started
+            if job.started is not None:
+                with clock_paused() if is_queued else nullcontext():
+                    await job.started
             async with asyncio.timeout(deadline_s):
                 value, error = await job.done
         except asyncio.CancelledError:

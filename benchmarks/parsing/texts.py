@@ -80,6 +80,7 @@ TEXTS: Mapping[str, tuple[str, str, str]] = {
     "fences: opened only": ("", "```python\n", ""),
     "fences: short blocks": ("", "```python\n```\n", ""),
     "fences: blanks": ("", "   ", "```python"),
+    "fences: a language that never ends": ("```", "a", "`"),
     "tags: opened only": ("", "<tool_call>", ""),
     "tags: closed only": ("", "</tool_call>", ""),
     "Hermes: short calls": ("", '<tool_call>{"name":"f"}</tool_call>', ""),

@@ -377,3 +377,11 @@ def test_an_env_that_says_it_cannot_be_saved_keeps_the_rules() -> None:
             raise AssertionError
 
     check_env(NotResumable, TASK)
+
+
+async def test_what_cannot_be_copied_is_a_failure_of_the_environment() -> None:
+    message: dict[str, Any] = {"role": "user", "content": "Guess."}
+    message["itself"] = message
+    env = AsyncEnv(Guess(TASK, observation=Observation(messages=(message,))))  # type: ignore[arg-type]
+    with pytest.raises(EnvError, match="what Guess gave cannot be read: RecursionError"):
+        await env.reset(seed=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from agentrl.envs import EpisodeView, Rubric, exact_answer, group_rewards, stated_answer
+from agentrl.envs import rubric as rubric_module
 from agentrl.errors import ConfigError, RewardError
+from agentrl.tools import BoundedThreads
 from agentrl.types import Message, Status, Task
-from tests.kit.waiting import DEADLINE_S
+from tests.kit.waiting import DEADLINE_S, until_async
 
 
 def view(text: str = "", answer: Any = 3) -> EpisodeView:
@@ -181,3 +184,26 @@ async def test_a_bool_is_a_number_and_told_once(caplog: pytest.LogCaptureFixture
         await rubric.score(view("3"))
     (record,) = caplog.records
     assert (vars(record)["event"], vars(record)["reward"]) == ("reward_is_bool", "correct")
+
+
+async def test_the_wait_for_a_thread_spends_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, entered, release = BoundedThreads(1, "test"), threading.Event(), threading.Event()
+    monkeypatch.setattr(rubric_module, "ENV_THREADS", threads)
+
+    def hold() -> None:
+        entered.set()
+        release.wait(DEADLINE_S)
+
+    holder = asyncio.create_task(threads.run(hold))
+    await asyncio.to_thread(entered.wait, DEADLINE_S)
+    scoring = asyncio.create_task(Rubric([half], deadline_s=600.0).score(view()))
+    await until_async(lambda: threads._waiting)
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + 3600.0)  # an hour passes
+    for _ in range(9):
+        await asyncio.sleep(0)
+    release.set()
+
+    assert await scoring == {"half": 0.5}
+    await holder

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +98,30 @@ async def test_a_tool_ends_the_conversation_unless_the_user_alone_may() -> None:
         if alone:
             assert not (await env.step(spoken("a"))).terminated
             assert (await env.step(spoken("b"))).terminated
+
+
+async def test_a_users_plain_reply_runs_beside_the_event_loop() -> None:
+    seen: list[threading.Thread] = []
+
+    class Thinks:
+        def reply(self, conversation: Any) -> str:
+            seen.append(threading.current_thread())
+            return "Go on."
+
+    env = UserEnv(HELLO, user=Thinks())
+    await env.reset(seed=0)
+    await env.step(spoken("a"))
+    assert len(seen) == 1
+    assert threading.current_thread() not in seen
+
+
+async def test_a_message_that_was_cut_by_its_length_is_not_said_and_ends_the_episode() -> None:
+    user = Listening("Fine.")
+    env = UserEnv(HELLO, user=user, tools=[look])
+    await env.reset(seed=0)
+    result = await env.step(replace(spoken("I was about to"), finish_reason="length"))
+    assert (result.truncated, result.info["reason"]) == (True, "length")
+    assert user.heard == []
 
 
 TURN = st.sampled_from(("thought", "open thought", "late thought", "call", "problem", "both"))

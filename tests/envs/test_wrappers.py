@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,34 @@ async def test_a_shaped_reward_takes_the_place_of_the_steps() -> None:
     await env.reset(seed=0)
     result = await env.step(Action("ab", {"role": "assistant", "content": ""}))
     assert result.reward == -1.5
+
+
+async def test_what_a_wrapper_changes_runs_beside_the_event_loop() -> None:
+    seen: list[threading.Thread] = []
+
+    def shape(action: Action, result: StepResult) -> float:
+        seen.append(threading.current_thread())
+        return 0.0
+
+    def token_ends(text: str) -> Sequence[int]:
+        seen.append(threading.current_thread())
+        return range(len(text))
+
+    class Own(Wrapper):
+        def opened(self, observation: Observation) -> Observation:
+            seen.append(threading.current_thread())
+            return observation
+
+        def stepped(self, action: Action, result: StepResult) -> StepResult:
+            seen.append(threading.current_thread())
+            return result
+
+    env = Own(RewardShaping(TokenLimit(Echo(TASK), 9), shape))
+    env.use_tokenizer(token_ends)
+    await env.reset(seed=0)
+    await env.step(Action("a", {"role": "assistant", "content": "a"}))
+    assert len(seen) == 4
+    assert threading.current_thread() not in seen
 
 
 def test_wrapped_environments_keep_the_contract_and_their_state() -> None:

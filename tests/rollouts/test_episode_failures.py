@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import Env, EnvSpec, EpisodeView
-from agentrl.errors import EngineError, RewardError
+from agentrl.errors import EngineError, RewardError, ServerError
 from agentrl.rollouts import EpisodeKey, PhaseSemaphores, run_episode
 from agentrl.tools import tool
 from agentrl.types import Action, Message, Observation, StepResult, Task
@@ -183,6 +183,19 @@ async def test_an_aborted_request_cancels_the_episode() -> None:
     await engine.abort([engine.requests[0].request_id])
     trajectory = await episode
     assert (str(trajectory.status), trajectory.reward) == ("cancelled(aborted)", None)
+
+
+async def test_a_full_context_is_the_policys_doing_on_its_own_server_alone() -> None:
+    full = ServerError("too long", retryable=False, code="context_length_exceeded")
+
+    class AsksAServer(Talk):
+        async def step(self, action: Action) -> StepResult:
+            raise full
+
+    others = await play([say("one")], env=EnvSpec(AsksAServer))
+    assert (str(others.status), others.reward) == ("failed(engine)", None)
+    own = await play(scripted([say("one")], failures={1: full}), env=EnvSpec(Talk))
+    assert (str(own.status), own.reward) == ("truncated(context_tokens)", 3.0)
 
 
 class Breaks(Talk):

@@ -381,10 +381,11 @@ def test_a_second_close_does_nothing(opened: Open) -> None:
     runner.close()
 
 
-def test_a_fault_of_ours_surfaces_from_collect(opened: Open) -> None:
+def test_a_fault_of_ours_outside_of_an_episode_surfaces_from_collect(opened: Open) -> None:
     runner = opened(scripted([say("x")]))
-    runner.submit([GroupRequest(3, None, 1)])  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match=r"the episode runner broke: .*NoneType"):
+    wrong: Any = "no sampling"
+    runner.submit([GroupRequest(3, TASK, 1, sampling=wrong, greedy_baseline=True)])
+    with pytest.raises(EngineError, match=r"the episode runner broke: .*'greedy'"):
         gather(runner.collect)
 
 

@@ -10,6 +10,8 @@ import logging
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,13 +19,22 @@ from agentrl.config.sections import PlacementConfig
 from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec, collect_groups
 from agentrl.envs import AsyncEnv, Env, EnvSpec, EpisodeView, Rubric
 from agentrl.errors import EngineError, RewardError
-from agentrl.rollouts import EpisodeRunner, GroupRequest
+from agentrl.rollouts import EpisodeRunner, GroupRequest, run_episode
 from agentrl.tools import ToolExecutor, tool
 from agentrl.types import Action, Observation, Status, StepResult, Task, ToolCall, Trajectory
 from agentrl.types.user_code import wall
 from agentrl.types.user_code.wall import EXIT_CODE
 from tests.kit.waiting import DEADLINE_S
-from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
+from tests.rollouts.bytewise import (
+    KEY,
+    TASK,
+    call,
+    context_of,
+    play,
+    rollout_spec,
+    say,
+    scripted,
+)
 from tests.rollouts.user_code import (
     RAISED,
     ScriptedPlan,
@@ -349,3 +360,78 @@ def test_what_blocks_the_loop_is_named_with_its_line_once(
     told_of = [one for one in caplog.records if getattr(one, "event", "") == "loop_blocked"]
     (record,) = (one for one in told_of if "blocks (" in one.getMessage())
     assert "keeps the event loop of all episodes" in record.getMessage()
+
+
+class NamesItsState(Single):
+    """Its state is a mapping with keys of two kinds, which have no order."""
+
+    async def reset(self, *, seed: int) -> Observation:
+        state = {1: "X", "turn": "X"}
+        return Observation(({"role": "user", "content": "go"},), info={"state": state})
+
+
+async def test_a_state_whose_keys_have_no_order_is_named_all_the_same() -> None:
+    one, other = [await play([say("x")], env=EnvSpec(NamesItsState)) for _ in range(2)]
+    assert str(one.status) == "terminated"
+    assert one.turns[0].state_key == other.turns[0].state_key
+
+
+class OddMessage(dict[str, Any]):
+    """A message that cannot be read."""
+
+    def get(self, *_: object) -> Any:
+        raise ZeroDivisionError("no message")
+
+
+class EndsOddly(Single):
+    async def step(self, action: Action) -> StepResult:
+        odd: Any = OddMessage()
+        return StepResult(Observation((odd,)), terminated=True)
+
+
+async def test_a_last_observation_that_cannot_be_read_is_noted() -> None:
+    trajectory = await play([say("x")], env=EnvSpec(EndsOddly))
+    assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
+    assert "ZeroDivisionError: no message" in trajectory.info["last_observation_error"]
+
+
+class Silent:
+    """A parser that gives nothing."""
+
+    def parse(self, text: str, tools: object = ()) -> Any:
+        return None
+
+
+async def test_a_parser_that_gives_no_message_is_named() -> None:
+    context = replace(context_of(rollout_spec(), scripted([say("x")])), parser=Silent())
+    trajectory = await run_episode(context, TASK, KEY)
+    assert str(trajectory.status) == "failed(tool)"
+    assert "the parser Silent must give a ParsedMessage, got None" in trajectory.status.detail
+
+
+class Falls:
+    """A driver that raises where no wall stands."""
+
+    name = "falls"
+    env = None
+
+    def driver(self, turns: object) -> Falls:
+        return self
+
+    async def prepare(self) -> None:
+        """Nothing is needed."""
+
+    async def play(self) -> Status:
+        raise LookupError("nobody expects it")
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
+async def test_what_no_wall_has_met_ends_its_own_episode() -> None:
+    context = context_of(rollout_spec(), scripted([say("x")]))
+    trajectory = await run_episode(context, TASK, KEY, env=Falls())
+    assert (str(trajectory.status), trajectory.reward) == ("failed(agentrl)", None)
+    assert "LookupError: nobody expects it" in trajectory.status.detail
+    assert trajectory.info["retryable"]
+    assert "in play" in trajectory.info["traceback"]

@@ -89,6 +89,7 @@ async def test_files_are_created_viewed_changed_and_listed(sandbox: Sandbox) -> 
     [
         ({"command": "create", "path": "a"}, "invalid_arguments", "create needs text"),
         ({"command": "create", "path": "there", "text": ""}, "exception", "is there already"),
+        ({"command": "create", "path": ".//there", "text": ""}, "exception", "is there already"),
         ({"command": "create", "path": "../up", "text": ""}, "exception", "up"),
         ({"command": "view", "path": "none"}, "exception", "none"),
         ({"command": "view", "path": "bytes"}, "exception", "bytes is no text in UTF-8"),

@@ -10,7 +10,8 @@ from functools import partial
 import pytest
 
 from agentrl.tools import BoundedThreads, DeadlineError
-from tests.kit.waiting import DEADLINE_S
+from agentrl.types.clock import WaitClock, counted_by
+from tests.kit.waiting import DEADLINE_S, until_async
 
 WHO = contextvars.ContextVar("WHO", default="nobody")
 
@@ -74,6 +75,30 @@ async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:
     assert not done
     assert await second == "in time"
     await first
+
+
+async def test_clocks_of_the_caller_stop_while_it_waits_for_a_thread() -> None:
+    threads, entered, release = BoundedThreads(1, "test"), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        release.wait(DEADLINE_S)
+
+    first, waits = WaitClock(), WaitClock()
+    with counted_by(first):
+        holder = asyncio.create_task(threads.run(hold))
+    await asyncio.to_thread(entered.wait, DEADLINE_S)
+    with counted_by(waits):
+        second = asyncio.create_task(threads.run(lambda: "done"))
+    try:
+        await until_async(lambda: waits.first_at is not None or second.done())
+        assert waits.first_at is not None
+    finally:
+        release.set()
+    assert await second == "done"
+    await holder
+    assert waits.wait_s > 0
+    assert first.first_at is None
 
 
 async def test_a_call_cancelled_while_it_waits_never_runs() -> None:

@@ -15,8 +15,9 @@ from agentrl.envs import AsyncEnv, EnvSpec, ToolEnv
 from agentrl.errors import ToolError
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.tools import HermesParser, ToolExecutor, ToolReference, tool
+from agentrl.tools import executor as executor_module
 from agentrl.types import Action, Task, ToolCall, ToolResult
-from agentrl.types.clock import WaitClock, counted_by
+from agentrl.types.clock import WaitClock, clock_paused, counted_by
 from tests.rollouts.bytewise import call, play, say
 
 TASK = Task("t", ({"role": "user", "content": "hi"},))
@@ -152,6 +153,31 @@ async def test_the_seconds_of_an_episode_are_spent_by_all_its_calls() -> None:
         "call_limit",
         "Error: the 0.5 s that tools may take are spent. Answer without them.",
     )
+
+
+async def test_neither_waits_for_others_nor_pauses_before_a_retry_spend_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor_module, "backoff_s", lambda *_, **__: 0.1)
+    waited = [0.1]
+
+    @tool(idempotent=True)
+    async def waits() -> str:
+        """Waits for others, and is tried again."""
+        start = time.monotonic()
+        with clock_paused():
+            await asyncio.sleep(0.1)
+            waited.append(time.monotonic() - start)
+        if len(waited) == 2:
+            raise ToolError("not yet", retryable=True)
+        return ""
+
+    one = ToolExecutor([waits], max_seconds=60.0)
+    began = time.monotonic()
+    (result,) = await run(one, "waits")
+    took = time.monotonic() - began
+    assert (result.error, len(waited)) == (None, 3)
+    assert one.usage["seconds"] <= took - sum(waited) + 0.01
 
 
 async def test_what_was_used_is_saved_with_the_episode() -> None:

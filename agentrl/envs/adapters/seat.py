@@ -56,7 +56,11 @@ class SeatEnv(Env):
 
 
 class SoloSeatEnv(SeatEnv):
-    """One with a single seat, where the policy acts by its message or by a tool."""
+    """One with a single seat, where the policy acts by its message or by a tool.
+
+    A completion that was cut by its length is a move like any other, and ends nothing: what of it
+    is no action costs a turn.
+    """
 
     def __init__(self, task: Task, env_args: Mapping[str, Any]) -> None:
         super().__init__(task, env_args)

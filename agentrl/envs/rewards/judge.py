@@ -38,7 +38,7 @@ How good is the answer, from {low} (useless or wrong) to {high} (right and compl
 briefly, then end with one line: Score: NUMBER"""
 
 _SCORE = re.compile(r"score\W{0,5}?(-?\d+(?:\.\d+)?)", re.IGNORECASE)
-_MARKS = re.compile(r"</?(task|reference|answer)>")
+_MARK = re.compile(r"<(?=\s*+/?+\s*+(task|reference|answer)\b)", re.IGNORECASE)
 
 
 async def judge(
@@ -107,8 +107,9 @@ def _filled(prompt: str, view: EpisodeView, low: float, high: float) -> str:
     opening = "\n\n".join(str(m["content"]) for m in view.task.messages if m["role"] != "system")
     reference = "" if view.task.answer is None else str(view.task.answer)
     texts = {
-        # The policy writes no mark that ends its own answer.
-        "answer": _MARKS.sub("", said_text(view)),
+        # The policy writes no mark that ends its own answer. None is removed: what stands around it
+        # could become one.
+        "answer": _MARK.sub("&lt;", said_text(view)),
         "task": opening,
         "reference": reference,
         "low": f"{low:g}",

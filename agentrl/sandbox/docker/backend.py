@@ -21,14 +21,16 @@ _OWN_PROCESSES = 2
 
 
 def docker(spec: SandboxSpec) -> ForkedSandbox:
-    """A sandbox in the container that this process's sandboxes of such a spec share.
+    """A sandbox in the container that this process's sandboxes of such a spec share. Those of other
+    images have their own, under one bound on runs at one time.
 
     What the image has installed can be imported; ``site_packages``, which is about this
     environment's packages, changes nothing.
     """
     settings = host_settings(spec)
+    of_any_image = host_settings(spec.replace(image=None))
     return ForkedSandbox(
-        lambda: shared_server(settings),
+        lambda: shared_server(settings, of_any_image),
         spec.limits,
         persist=spec.persist,
         start_timeout_s=spec.start_timeout_s,

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import threading
-import time
+from contextlib import ExitStack
 
 from agentrl.sandbox.orphan_cleanup import remove_orphans
 from agentrl.sandbox.permits import FifoSemaphore
@@ -16,38 +16,55 @@ from agentrl.sandbox.permits import FifoSemaphore
 from .server import ForkServer, HostSettings
 
 logger = logging.getLogger(__name__)
-# after which nobody who was given a host has yet to open a sandbox in it
-_GRACE_S = 60.0
+# hosts without a sandbox that are kept for the next one
+_MOST_IDLE = 8
+# of the others, ended at each start: so many that they become fewer, and no start waits for all
+_ENDED_AT_ONCE = 2
 
+# in the order of their last use
 _servers: dict[HostSettings, ForkServer] = {}
 _executing: dict[HostSettings, FifoSemaphore] = {}
 _retired: list[ForkServer] = []
-# Guards the three tables. It is held while a host starts, so that equal settings share one.
+# Guards the three tables and _starting; held for no wait but the first look for orphans.
 _lock = threading.Lock()
+# Held while a host of these settings starts, so that equal settings share one and no others wait.
+_starting: dict[HostSettings, threading.Lock] = {}
 
 
-def shared_server(settings: HostSettings) -> ForkServer:
+def shared_server(settings: HostSettings, bound: HostSettings | None = None) -> ForkServer:
     """This process's host for these settings, started if need be; blocks meanwhile.
 
     A host that has done ``settings.recycle_after`` runs is replaced; its sandboxes live on in it,
-    and it ends after the last of them. What bounds the runs at one time holds over all of them.
+    and it ends after the last of them. What bounds the runs at one time holds over all of them. Of
+    the hosts without a sandbox those longest unused end, when another starts.
+
+    Args:
+        settings: of the host.
+        bound: settings whose bound on runs at one time holds for this host too; None are its own.
 
     Raises:
         MachineError, ConfigError, SandboxError: as :class:`ForkServer` does.
     """
     with _lock:
-        _end_retired()
-        server = _servers.get(settings)
-        if server is not None and server.ended:
-            _servers.pop(settings).close()
-        elif server is not None and server.num_runs >= (settings.recycle_after or math.inf):
-            server.retired_s = time.monotonic()
-            _retired.append(_servers.pop(settings))
-        if settings not in _servers:
+        starting = _starting.setdefault(settings, threading.Lock())
+    with starting, ExitStack() as ending:
+        with _lock:
+            server = _servers.pop(settings, None)
+            worn = settings.recycle_after or math.inf
+            if server is not None and not server.ended and server.num_runs < worn:
+                _servers[settings] = server
+                return server
+            if server is not None:
+                _retire(server)
+            for unused in _past_use():
+                ending.callback(unused.close)
             _remove_orphans_once()
-            permits = _executing.setdefault(settings, FifoSemaphore(settings.permits))
-            _servers[settings] = ForkServer(settings, executing=permits)
-        return _servers[settings]
+            permits = _executing.setdefault(bound or settings, FifoSemaphore(settings.permits))
+        ending.close()
+        server = ForkServer(settings, executing=permits)
+        with _lock:
+            _servers[settings] = server
+        return server
 
 
 def close_servers() -> None:
@@ -73,12 +90,19 @@ def remove_orphans_and_say() -> None:
 _remove_orphans_once = functools.cache(remove_orphans_and_say)
 
 
-def _end_retired() -> None:
-    oldest = time.monotonic() - _GRACE_S
-    for server in list(_retired):
-        if server.ended or (not server.slots and server.retired_s < oldest):
-            _retired.remove(server)
-            server.close()
+def _retire(server: ForkServer) -> None:
+    server.retire()
+    _retired.append(server)
+
+
+def _past_use() -> list[ForkServer]:
+    """Hosts to close, which are in no table any more; with the lock held."""
+    idle = [settings for settings, server in _servers.items() if not server.slots]
+    for settings in idle[:-_MOST_IDLE][:_ENDED_AT_ONCE]:
+        _retire(_servers.pop(settings))
+    ended = [server for server in _retired if server.ended or not server.slots]
+    _retired[:] = [server for server in _retired if server not in ended]
+    return ended
 
 
 def _after_fork_in_child() -> None:
@@ -90,6 +114,7 @@ def _after_fork_in_child() -> None:
     _servers.clear()
     _executing.clear()
     _retired.clear()
+    _starting.clear()
 
 
 atexit.register(close_servers)

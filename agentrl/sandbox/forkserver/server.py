@@ -162,7 +162,7 @@ class ForkServer:
     Attributes:
         executing: a permit for each run at one time, over all sandboxes of the host.
         num_runs: runs that its sandboxes were asked for.
-        retired_s: when another took its place, by ``time.monotonic``.
+        retired: it gives no more slots, and is closed after the last one.
 
     Raises:
         MachineError: this machine cannot host such sandboxes.
@@ -175,12 +175,12 @@ class ForkServer:
         self.facts: dict[str, Any] = {}
         self.slots: dict[int, SlotHandle] = {}
         self.ended = False
-        self.retired_s = 0.0
+        self.retired = False
         self.executing = executing or FifoSemaphore(settings.permits)
         self.num_runs = 0
         self._numbers = itertools.count()
         self._ready: Future[dict[str, Any]] = Future()
-        # Guards slots and ended: the supervisor's word on a slot waits until the slot is known.
+        # Guards slots, retired and ended: the supervisor's word on a slot waits until it is known.
         self._lock = threading.Lock()
         self._host: Host
         # lives as long as the host that it spawns: a death signal of the kernel's follows the
@@ -218,8 +218,14 @@ class ForkServer:
             return
         self.control.send(self.settings.first_frame())
 
-    def open_slot(self) -> SlotHandle:
-        """Fork a slot; its :attr:`SlotHandle.opened` says when it is ready.
+    def retire(self) -> None:
+        """Give no more slots from here on."""
+        with self._lock:
+            self.retired = True
+
+    def open_slot(self) -> SlotHandle | None:
+        """Fork a slot; its :attr:`SlotHandle.opened` says when it is ready. None where the host is
+        retired.
 
         Raises:
             SandboxError: the host has ended.
@@ -227,6 +233,8 @@ class ForkServer:
         slot = SlotHandle(self, next(self._numbers))
         # what the supervisor says of the slot is heard when the slot is known
         with self._lock:
+            if self.retired:
+                return None
             if self.ended:
                 raise SandboxError(
                     "the sandbox host ended before it gave a sandbox; another may do"

@@ -195,11 +195,13 @@ class ForkedSandbox(Sandbox):
         with self._lock:
             self._check_open()
             slot = self._slot
-        # starting the host takes a moment, on the first use in a process; never on the event loop
-        server = slot.server if slot is not None else await asyncio.to_thread(self._server)
-        with self._lock:
-            self._check_open()
-            slot = self._slot = self._slot or server.open_slot()
+        # again where the host was retired before it gave a slot
+        while slot is None:
+            # starting the host takes a moment, on its first use; never on the event loop
+            server = await asyncio.to_thread(self._server)
+            with self._lock:
+                self._check_open()
+                slot = self._slot = self._slot or server.open_slot()
         # others may wait for it too
         opened = asyncio.wrap_future(slot.opened)
         # a shield whose waiter is cancelled leaves an error unread, of which asyncio would tell

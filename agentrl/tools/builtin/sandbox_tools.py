@@ -233,10 +233,13 @@ class FilesTool(BuiltInTool):
             return _listed(await sandbox.list_files())
         path = arguments["path"]
         if command == "create":
-            if path in await sandbox.list_files():
-                raise FileRefusedError(f"{path} is there already; change it with replace")
-            await sandbox.write_file(path, arguments["text"].encode(errors="replace"))
-            return f"Created {path}."
+            # A list of files would be cut, and has one spelling of each path.
+            try:
+                await sandbox.read_lines(path, max_bytes=0)
+            except FileRefusedError:
+                await sandbox.write_file(path, arguments["text"].encode(errors="replace"))
+                return f"Created {path}."
+            raise FileRefusedError(f"{path} is there already; change it with replace")
         if command == "view":
             first = arguments.get("first_line", 1)
             last = arguments.get("last_line")

@@ -14,7 +14,8 @@ from agentrl.tools.parsers.reading import Call, CallFault, CallReading, FormatPa
 from agentrl.types import ToolSpec
 
 _FENCE = "```"
-_OPEN = re.compile(r"^[ \t]*```[ \t]*([\w+-]+)[^\n`]*$", re.MULTILINE)
+# Possessive: a long line whose characters are given back takes the square of its length.
+_OPEN = re.compile(r"^[ \t]*+```[ \t]*+([\w+-]++)[^\n`]*+$", re.MULTILINE)
 _CLOSE = re.compile(r"^[ \t]*```[ \t]*$", re.MULTILINE)
 _LANGUAGES: Mapping[str, tuple[str, ...]] = {
     "py": ("python",),

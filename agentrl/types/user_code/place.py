@@ -107,7 +107,7 @@ def exited(error: BaseException) -> bool:
     return not isinstance(error, Exception)
 
 
-def told_of(error: AgentRLError) -> dict[str, Any]:
+def told_of(error: Exception) -> dict[str, Any]:
     """What a trajectory keeps of the failure that ended it: the user's line and traceback, and the
     exit code of a user's exit; empty where none of a user's code took part.
     """
@@ -115,7 +115,7 @@ def told_of(error: AgentRLError) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if place:
         told = {"raised_at": place, "traceback": users_traceback(error)}
-    if exited(error):
+    if isinstance(error, AgentRLError) and exited(error):
         told["exit_code"] = error.exit_code
     return told
 

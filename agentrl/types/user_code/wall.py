@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, TypeVar
 
 from agentrl.errors import AgentRLError, RunInterruptedError
+from agentrl.types.clock import PausableTimeout, counted_by
 from agentrl.types.user_code.place import described, exited, is_stdlib, place_of_object
 
 logger = logging.getLogger(__name__)
@@ -207,7 +208,8 @@ async def by_deadline(
 
     Args:
         work: the coroutine.
-        deadline_s: seconds that it may take; None sets no limit.
+        deadline_s: seconds that it may take, without waits that others cause, such as for a thread
+            or a sandbox; None sets no limit.
         name, left: see ``ended_when_cancelled``.
 
     Raises:
@@ -215,8 +217,9 @@ async def by_deadline(
         AgentRLError: it passed, and ``work`` failed for a reason of ours while it was ended.
     """
     try:
-        async with asyncio.timeout(deadline_s) as deadline:
-            given = await ended_when_cancelled(work, name, left)
+        async with PausableTimeout(deadline_s) as deadline:
+            with counted_by(deadline):
+                given = await ended_when_cancelled(work, name, left)
     except AgentRLError:
         raise
     except Exception:

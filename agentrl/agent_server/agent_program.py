@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -12,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl.agent_server.server import PolicyServer, ServedDriver
-from agentrl.errors import ConfigError, EnvError
+from agentrl.errors import ConfigError, DataError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
-from agentrl.types import Status
+from agentrl.types import Status, Task
 from agentrl.types.machine import keep_end, program_path, told_end
+from agentrl.types.user_code.values import to_json
 
 _LEAVE_S = 2.0
 _PIPE_LEFT_OPEN_S = 1.0
@@ -144,6 +144,7 @@ class ProgramDriver(ServedDriver):
 
         Raises:
             ConfigError: the program cannot be started.
+            DataError: the task is no JSON.
             EnvError: it exited with another status, or without a request.
         """
         process = await self._start()
@@ -176,7 +177,7 @@ class ProgramDriver(ServedDriver):
 
     async def _start(self) -> asyncio.subprocess.Process:
         spec = self._spec
-        task = self.turns.builder.task
+        task_json = _task_json(self.turns.builder.task)
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.command,
@@ -202,15 +203,9 @@ class ProgramDriver(ServedDriver):
             for stream, kept in ((process.stdout, self._said), (process.stderr, self._errors))
             if stream is not None
         ]
-        task_json = {
-            "id": task.id,
-            "messages": task.messages,
-            "data_source": task.data_source,
-            "info": dict(task.info),
-        }
         # a program need not read its task
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            stdin.write(json.dumps(task_json).encode())
+            stdin.write(task_json.encode())
             await stdin.drain()
             stdin.close()
         return process
@@ -242,6 +237,23 @@ class ProgramDriver(ServedDriver):
         await asyncio.wait(self._outputs, timeout=_PIPE_LEFT_OPEN_S)
         said = self._said.decode(errors="replace").strip() or "(nothing)"
         return told_end(self._errors) or f"its output ends with: {said}"
+
+
+def _task_json(task: Task) -> str:
+    """What the program reads, in ASCII: whatever its encoding, and half of a surrogate pair too."""
+    told = {
+        "id": task.id,
+        "messages": task.messages,
+        "data_source": task.data_source,
+        "info": dict(task.info),
+    }
+    try:
+        return to_json(told, ensure_ascii=True)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"task {task.id!r} cannot be told to the agent program as JSON: {error}; keep what is "
+            "JSON in its messages and info, and of an image the name of its file"
+        ) from error
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:

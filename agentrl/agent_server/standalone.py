@@ -192,9 +192,10 @@ def _task(given: Any, default_id: str) -> Task:
         raise bad_request(f"task must be an object, got {type(given).__name__}")
     if unknown := sorted(given.keys() - {"id", "messages", "answer", "data_source", "info"}):
         raise bad_request(f"task has no {unknown[0]!r}; it has id, messages, answer, info")
-    messages = tuple(
-        from_wire(m, f"task.messages[{n}]") for n, m in enumerate(given.get("messages", ()))
-    )
+    listed = given.get("messages", [])
+    if not isinstance(listed, list):
+        raise bad_request(f"task.messages must be a list, got {type(listed).__name__}")
+    messages = tuple(from_wire(m, f"task.messages[{n}]") for n, m in enumerate(listed))
     info = given.get("info", {})
     if not isinstance(info, Mapping):
         raise bad_request(f"task.info must be an object, got {type(info).__name__}")

@@ -17,6 +17,7 @@ from agentrl.errors import ConfigError
 from agentrl.metrics.evaluation import evaluation_report
 from agentrl.run.eval_file import (
     EvaluatedTask,
+    check_eval_path,
     evaluated_tasks,
     read_eval_file,
     rescored,
@@ -70,10 +71,13 @@ def eval_command(
     json
         The statistics as JSON.
     """
+    if out is not None:
+        check_eval_path(out)
     if score is not None:
-        if model is not None or reward is None:
+        if reward is None or (model, samples, only) != (None, None, None):
             raise ConfigError(
-                "--score FILE needs --reward file.py:name, and neither a model nor a configuration"
+                "--score FILE needs --reward file.py:name, and no model, configuration, --samples "
+                "or --set: it scores the episodes that FILE has"
             )
         function = load_function(reward, None, _broken_reward, "(episode)")
         check_takes(function, reward, _broken_reward, "(episode)", "episode")
@@ -91,9 +95,10 @@ def eval_command(
             results = trainer.evaluate_sets(only, samples=samples, greedy=False)
         check_some_finished([t for result in results for t in result.trajectories])
         evaluated = _by_source(results)
+    # Whatever becomes of the file, the statistics are told.
+    _report(evaluated, as_json=json)
     if out is not None:
         write_eval_file(out, evaluated)
-    _report(evaluated, as_json=json)
 
 
 def _by_source(results: Sequence[Evaluation]) -> list[EvaluatedTask]:

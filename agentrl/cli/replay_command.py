@@ -148,8 +148,9 @@ def replay_command(
 
     Each episode gets a fresh environment and sandbox, with the recorded seed. The first
     observation, state or reward that differs is named. The command runs code: that of the run's
-    environment, tools and rewards, and what the model wrote in its calls. It names the files and
-    asks. The exit code is 1 where something differs.
+    environment, tools and rewards, and what the model wrote in its calls. Before it imports any of
+    it, it names the files, modules and programs of the run's configuration and asks. The exit code
+    is 1 where something differs.
 
     Parameters
     ----------
@@ -205,7 +206,7 @@ def _ask(replayer: Replayer, count: int) -> None:
             f"a replay runs code ({listed}), and there is no terminal to ask; read it, then pass "
             "--trust"
         )
-    say(f"{counted(count, 'episode')} to play again. That runs:", file=sys.stderr)
+    say(f"{counted(count, 'episode')} to play again. That may run:", file=sys.stderr)
     for line in code:
         say(f"  {line}", file=sys.stderr)
     print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)

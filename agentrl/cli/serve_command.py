@@ -17,7 +17,7 @@ def serve_policy_command(
     /,
     *overrides: str,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Port = 8000,
     out: Path | None = None,
     idle_timeout_s: Seconds = 300.0,
     allow_host: tuple[str, ...] = (),

@@ -164,6 +164,8 @@ def play_command(config: Path, /, *overrides: str, task: str | None = None) -> i
     stage = played_stage(load_config(config, overrides, trains=False))
     chosen = task_named(stage, task)
     say(f"task {chosen.id} ({chosen.data_source})")
+    if stage.reward.model.given:
+        say("reward.model scores nothing here: the reward is that of the other parts")
     policy = PersonPolicy(_show, _LineReader().line)
     played = asyncio.run(play(stage, chosen, policy))
     _print_end(played)

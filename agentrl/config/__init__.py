@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.config.dump import flat_settings, to_yaml
-from agentrl.config.load import LoadedConfig, load_config, load_with_origins
+from agentrl.config.load import LoadedConfig, load_config, load_with_origins, read_document
 from agentrl.config.schema import RunConfig, StageConfig
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "flat_settings",
     "load_config",
     "load_with_origins",
+    "read_document",
     "to_yaml",
 ]

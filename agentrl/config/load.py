@@ -110,10 +110,9 @@ def load_with_origins(
         document.place((), document.tree, Origin("the mapping given"))
     else:
         path = Path(source)
-        document = parse_document(_read(path), str(source))
+        document = read_document(source)
         folder = path.resolve().parent
         name = folder.name if path.stem == "config" else path.stem
-    document.raise_problems()
     expand_short_forms(document)
     of_a_run = bool(
         path and path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file()
@@ -131,6 +130,17 @@ def load_with_origins(
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
     run = config.run.replace(dir=config.run.dir or str(Path("runs", name)), base_dir=base_dir)
     return LoadedConfig(config.replace(run=run), document)
+
+
+def read_document(source: str | Path) -> ConfigDocument:
+    """A configuration file as it is written; nothing that it names is imported.
+
+    Raises:
+        ConfigError: there is no such file, or it is no YAML.
+    """
+    document = parse_document(_read(Path(source)), str(source))
+    document.raise_problems()
+    return document
 
 
 def _read(path: Path) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,6 +99,20 @@ def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[Evaluat
             loop.run(rubric.close())
 
 
+def check_eval_path(path: Path) -> None:
+    """Refuses a path at which no file can be written, before the tasks are played.
+
+    Raises:
+        DataError: it is a folder, or its folder cannot be written or made.
+    """
+    if os.path.isdir(path):
+        raise DataError(f"{path} is a folder; name a file in it")
+    # The others are made with the file.
+    folder = next(filter(os.path.lexists, path.absolute().parents))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        raise DataError(f"{folder} is no folder that can be written; name a file elsewhere")
+
+
 def write_eval_file(path: Path, evaluated: Sequence[EvaluatedTask]) -> None:
     """Writes ``path`` whole or not at all.
 
@@ -143,26 +158,28 @@ def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
     # The first observation is what the policy read, the system prompt included.
     opening = (first and first.observed) or task.messages
     return {
-        "data_source": task.data_source,
+        "data_source": _text(task.data_source),
         "prompt": [
             {"role": message["role"], "content": _text(message["content"])} for message in opening
         ],
-        "ability": str(task.info.get("ability", "agent")),
+        "ability": _text(str(task.info.get("ability", "agent"))),
         "reward_model": {"style": "rule", "ground_truth": _text(task.answer)},
         "extra_info": {
             "index": index,
-            "task_id": task.id,
+            "task_id": _text(task.id),
             "answer": to_json(task.answer),
             "info": to_json(dict(task.info)),
         },
-        "responses": [EpisodeView.of(trajectory).final_text for trajectory in entry.trajectories],
+        "responses": [_text(EpisodeView.of(own).final_text) for own in entry.trajectories],
         "scores": list(entry.scores),
         "trajectories": [_without_tokens(trajectory) for trajectory in entry.trajectories],
     }
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else to_json(value)
+    text = value if isinstance(value, str) else to_json(value)
+    # Half of a surrogate pair, which UTF-8 lacks, becomes the escape that JSON has for it.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _without_tokens(trajectory: Trajectory) -> str:
@@ -196,16 +213,17 @@ def _read_row(row: Mapping[str, Any], index: int, path: Path) -> EvaluatedTask:
     try:
         responses = row["responses"]
         extra = row.get("extra_info") or {}
+        # Whole episodes: no file of verl's has them, while its extra_info may hold any name.
+        episodes = row.get("trajectories") or ()
         task = Task(
             id=str(extra.get("task_id", extra.get("index", index))),
             messages=tuple(row["prompt"]),
             answer=from_json(extra["answer"])
-            if "answer" in extra
+            if episodes
             else (row["reward_model"] or {}).get("ground_truth"),
             data_source=row["data_source"],
-            info=from_json(extra["info"]) if "info" in extra else extra,
+            info=from_json(extra["info"]) if episodes else extra,
         )
-        episodes = row.get("trajectories") or ()
         trajectories = tuple(
             decode_trajectory(from_json(text), _NO_TOKENS) for text in episodes
         ) or tuple(_one_turn(task, text, number) for number, text in enumerate(responses))

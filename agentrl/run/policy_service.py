@@ -18,7 +18,7 @@ from agentrl.rollouts import EpisodeContext
 from agentrl.run.build import LiveObjects, rollout_spec
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
-from agentrl.run.policy_source import played_stage, policy_folder, stage_alone
+from agentrl.run.policy_source import check_no_scorer, played_stage, policy_folder, stage_alone
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.store.model_folder import given_model
@@ -58,6 +58,7 @@ def serve_policy(
     if out is not None:
         RunDirectory.check_new(out)
     stage = played_stage(load_config(config, overrides, trains=False))
+    check_no_scorer(stage, "a served policy")
     folder = given_model(str(policy_folder(model)), Path())
     spec = rollout_spec(stage, LiveObjects(), folder)
     check_served_rubric(spec.rubric.build())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig, StageConfig, load_config
+from agentrl.engines.find import engines_with
 from agentrl.errors import ConfigError, DataError
 from agentrl.run.engine import plays_by_messages
 from agentrl.store import RunDirectory
@@ -69,6 +70,20 @@ def played_stage(config: RunConfig) -> StageConfig:
     """The last stage that trains a policy on its episodes, or the last of all where none does."""
     stages = config.resolved_stages()
     return next((s for s in reversed(stages) if s.plays), stages[-1])
+
+
+def check_no_scorer(stage: StageConfig, what: str) -> None:
+    """Refuses a reward model where no ranks hold it: its part would be left out without a word.
+
+    Raises:
+        ConfigError: ``reward.model`` is given; ``what`` is said to lack it.
+    """
+    if stage.reward.model.given:
+        raise ConfigError(
+            f"reward.model scores episodes on the ranks of a run, and {what} has none; leave it "
+            "out by reward.model={}, or play a model by `agentrl eval` or `agentrl rollout` with "
+            f"rollout.engine={engines_with('returns_ids')}"
+        )
 
 
 def policy_folder(named: Path) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import textwrap
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +123,20 @@ async def test_a_program_is_told_its_task_and_never_the_answer(program: Any) -> 
     assert '"id": "t"' in told
     assert '"hint": 1' in told
     assert "secret" not in told
+
+
+async def test_columns_that_json_lacks_are_told_as_json_or_fail_their_episode(program: Any) -> None:
+    spec = program('ask({"role": "user", "content": json.dumps(task["info"])})')
+    told = {"day": date(2024, 5, 1), "price": Decimal("1.50"), "odd": "\ud83d"}
+    for info, status in ((told, "terminated"), ({"raw": b"\x89PNG"}, "failed(data)")):
+        async with host(scripted(lambda request: say("ok")), max_prompt_tokens=500) as parts:
+            trajectory = await run_episode(parts, replace(TASK, info=info), KEY, env=spec)
+        assert str(trajectory.status) == status
+        if status == "terminated":
+            said = json.loads(trajectory.turns[0].observed[0]["content"])
+            assert said == {"day": "2024-05-01", "price": "1.50", "odd": "\ud83d"}
+        else:
+            assert "cannot be told to the agent program as JSON" in trajectory.status.detail
 
 
 async def test_the_rubric_scores_what_the_program_did(program: Any) -> None:

@@ -63,6 +63,16 @@ async def test_an_episodes_own_id_is_its_agents_secret(served: Serving) -> None:
     assert (await served.http.post(f"/episodes/{opened['id']}/end", json={})).status_code == 200
 
 
+@pytest.mark.parametrize("messages", [None, 3])
+async def test_a_tasks_messages_that_are_no_list_are_refused(
+    served: Serving, messages: object
+) -> None:
+    task = {"messages": messages}
+    answer = await served.http.post("/episodes", json={"task": task}, headers=BEARER)
+    assert answer.status_code == 400
+    assert "task.messages must be a list" in answer.json()["error"]["message"]
+
+
 async def test_a_body_is_bounded_whether_it_says_its_length_or_not(served: Serving) -> None:
     import agentrl.agent_server.app as app
 

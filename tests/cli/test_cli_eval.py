@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from agentrl.run.eval_file import (
     write_eval_file,
 )
 from agentrl.store import RunDirectory, TrajectoryReader
-from agentrl.types import Trajectory
+from agentrl.types import Message, Trajectory
 
 Agentrl = Callable[..., tuple[int, str, str]]
 
@@ -109,6 +110,31 @@ def test_new_scores_can_be_kept(
     assert read_eval_file(again)[0].scores == (0.0,)
 
 
+@pytest.mark.parametrize("path", ["", "rewards.py/new.parquet"])
+def test_a_path_that_cannot_be_written_is_refused_before_anything_is_scored(
+    agentrl: Agentrl, eval_file: Path, rewards: Path, tmp_path: Path, path: str
+) -> None:
+    reward = f"{rewards}:broken"
+    code, _, err = agentrl(
+        "eval", "--score", eval_file, "--reward", reward, "--out", tmp_path / path
+    )
+    assert (code, "name a file" in err) == (3, True)
+
+
+def test_half_of_a_surrogate_pair_is_spelt_as_the_store_does(
+    trajectories: list[Trajectory], tmp_path: Path
+) -> None:
+    whole = trajectories[0]
+    message: Message = {"role": "assistant", "content": "answer \ud83d"}
+    turn = replace(whole.turns[-1], text="answer \ud83d", message=message)
+    odd = replace(whole, turns=(*whole.turns[:-1], turn))
+    write_eval_file(tmp_path / "odd.parquet", evaluated_tasks([odd]))
+    (row,) = pq.read_table(tmp_path / "odd.parquet").to_pylist()
+    assert row["responses"] == [r"answer \ud83d"]
+    (entry,) = read_eval_file(tmp_path / "odd.parquet")
+    assert entry.trajectories[0].turns[-1].text == "answer \ud83d"
+
+
 def test_the_table_has_intervals(agentrl: Agentrl, eval_file: Path, rewards: Path) -> None:
     _, out, _ = agentrl("eval", "--score", eval_file, "--reward", f"{rewards}:says_42")
     lines = [line.split() for line in out.splitlines()]
@@ -123,10 +149,13 @@ def test_a_file_of_verls_can_be_scored(agentrl: Agentrl, rewards: Path, tmp_path
         "prompt": [{"role": "user", "content": "6*7?"}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": "42"},
-        "extra_info": {"split": "test", "index": 3},
+        # as its GSM8K has it: the names are ours too, and what they hold is not
+        "extra_info": {"split": "test", "index": 3, "answer": "6*7 is\n#### 42", "info": "none"},
         "responses": ["it is 42", "it is 41", "42", "42"],
     }
     pq.write_table(pa.Table.from_pylist([row]), path)
+    (entry,) = read_eval_file(path)
+    assert (entry.task.answer, entry.task.info) == ("42", row["extra_info"])
     _, out, _ = agentrl("eval", "--score", path, "--reward", f"{rewards}:says_42", "--json")
     report = json.loads(out)["sources"]["gsm8k"]
     assert (report["avg@4"]["value"], report["pass@2"]["value"]) == (0.75, 1.0)
@@ -136,6 +165,8 @@ def test_a_file_of_verls_can_be_scored(agentrl: Agentrl, rewards: Path, tmp_path
     ("tokens", "code", "words"),
     [
         (["--score", "FILE"], 2, "--score FILE needs --reward"),
+        (["--score", "FILE", "--reward", "REWARDS:says_42", "--samples", "2"], 2, "--samples or"),
+        (["--score", "FILE", "--reward", "REWARDS:says_42", "--set", "code"], 2, "--samples or"),
         (
             ["--score", "absent.parquet", "--reward", "REWARDS:says_42"],
             3,
@@ -167,8 +198,6 @@ def test_a_reward_that_raises_names_itself_and_the_task(
 
 
 def test_tasks_of_one_id_in_two_data_sources_stay_apart(trajectories: list[Trajectory]) -> None:
-    from dataclasses import replace
-
     one = trajectories[0]
     other = replace(one, task=replace(one.task, data_source="search"))
     found: list[EvaluatedTask] = evaluated_tasks([one, other, one])

@@ -147,6 +147,13 @@ def test_a_person_plays_an_episode_and_sees_the_reward(play: Agentrl) -> None:
     assert out.endswith("terminated   reward 1 = correct 1\n")
 
 
+def test_a_reward_model_that_scores_nothing_is_told(play: Agentrl) -> None:
+    said = '{"name": "weigh", "arguments": {}}\n281\n'
+    code, out, err = play(said, "--task", "3", "reward.model.path=scorer")
+    assert code == 0, err
+    assert "reward.model scores nothing here" in out
+
+
 def test_a_faulty_call_is_told_and_the_end_of_the_input_leaves_the_episode(play: Agentrl) -> None:
     code, out, err = play('{"name": "weigh", }\n')
     assert "tool | Error: the call is no valid JSON" in out

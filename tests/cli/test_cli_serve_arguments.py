@@ -32,3 +32,21 @@ def test_a_run_without_a_policy_is_told_what_finishes_it(
     code, _, err = agentrl("serve", "policy", run_dir, tmp_path / "config.yaml")
     assert code == 3
     assert "by `agentrl train CONFIG --resume`, or name a model's folder" in err
+
+
+def test_a_reward_model_that_nothing_here_could_ask_is_refused(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "model: {path: m}\ndata: {train: 'task.py:tasks'}\nreward: {model: {path: scorer}}\n"
+    )
+    code, _, err = agentrl("serve", "policy", tmp_path / "model", config)
+    assert code == 2
+    assert "reward.model scores episodes on the ranks of a run, and a served policy has none" in err
+
+
+def test_a_port_that_is_none_is_refused(agentrl: Agentrl, tmp_path: Path) -> None:
+    code, _, err = agentrl("serve", "policy", "model", tmp_path / "config.yaml", "--port", "70000")
+    assert code == 2
+    assert "--port" in err

@@ -101,6 +101,16 @@ def test_a_server_cannot_be_trained(config: Path, url: str) -> None:
         trainer.train()
 
 
+def test_a_reward_model_is_refused_where_no_ranks_score_with_it(
+    config: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["eval", str(config), *overrides(url), "reward.model.path=scorer"]
+    assert run_command_line(command) == 2
+    assert "reward.model scores episodes on the ranks of a run" in capsys.readouterr().err
+    # what the message advises
+    assert run_command_line([*command, "reward.model={}"]) == 0
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -271,6 +271,38 @@ def test_the_command_names_the_code_and_runs_nothing_without_consent(
     assert "Clocked" in out or "rl" in out or "yes" in out
 
 
+def test_all_that_a_run_imports_or_starts_is_named_before_any_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = clocked(tmp_path, "")
+    (tmp_path / "imported.py").write_text("raise SystemExit('imported without consent')\n")
+    run.config_path.write_text(
+        f"run: {{base_dir: '{tmp_path}'}}\n"
+        "env:\n"
+        "  mcp: {notes: {command: [sh, -c, 'touch started; cat']}}\n"
+        "  wrappers: [wrap.py:Wrapper]\n"
+        "  resources: {db: some.package:opened}\n"
+        "  endpoints: ['http://host:8000/a']\n"
+        "reward: {custom: {path: score.py}}\n"
+        "algorithm: {name: imported.py:own}\n"
+        "sandbox: {backend: unsafe, image: 'python:3.12'}\n"
+        "data: {train: task.py:tasks}\n"
+        "train: {steps: 1}\n"
+    )
+    assert Replayer(run).code() == [
+        "program sh -c 'touch started; cat'",
+        str(tmp_path / "wrap.py"),
+        "module some.package",
+        str(tmp_path / "score.py"),
+        str(tmp_path / "imported.py"),
+        "the calls that the model made, without isolation (sandbox.backend: unsafe)",
+        str(tmp_path / "task.py"),
+    ]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert command_line(["replay", str(run.root)]) == 2
+    assert "touch started" in capsys.readouterr().err
+
+
 def test_the_command_tells_environments_and_rewards_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

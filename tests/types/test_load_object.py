@@ -63,6 +63,7 @@ def test_equal_stems_in_two_folders_are_two_modules(task_file: Path, tmp_path: P
             "math.floor",
             "'math.floor' names no object: write package.module:name or path/to/file.py:name",
         ),
+        ("math://floor", "'math://floor' names no object"),
         ("math:flor", "math has no 'flor'; did you mean 'floor'?"),
         (
             "fractions:Fraction.from_flot",

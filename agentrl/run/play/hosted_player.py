@@ -25,6 +25,7 @@ from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, StageRecipe, reward_model_folder, rollout_spec
 from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.session import RunProcesses, with_device
+from agentrl.run.policy_source import check_no_scorer
 from agentrl.run.schedule_factory import rollout_deadline_s, scored_pool
 from agentrl.run.stages import role_specs, rollout_worker_spec
 from agentrl.store.model_folder import given_model
@@ -111,6 +112,7 @@ class HostedPlayer(Closing):
         """Where the stage's episodes are played, and scored, outside of training; it is set up if
         missing."""
         if plays_by_messages(stage):
+            check_no_scorer(stage, f"rollout.engine={stage.rollout.engine!r}")
             # A server of messages needs neither ranks nor weights: its episodes run in this
             # process.
             if self._chat is None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from agentrl.config import RunConfig, StageConfig, load_config
+from agentrl.config import RunConfig, StageConfig, load_config, read_document
+from agentrl.config.document import value_at
 from agentrl.envs import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.rollouts import EpisodeKey
@@ -21,6 +24,8 @@ from agentrl.run.policy_source import played_stage
 from agentrl.run.replay.difference import ReplayDifference, first_difference
 from agentrl.store import RunDirectory, SecretMask, StoredTrajectory, TrajectoryReader
 from agentrl.types import Task, Trajectory
+from agentrl.types.section import Key
+from agentrl.types.user_code.load import source_of
 
 States = Literal["off", "end", "turn"]
 _EPISODES_AT_ONCE = 8
@@ -55,42 +60,44 @@ class Replayer:
 
     Args:
         run: the run, whose configuration says what is built.
-
-    Raises:
-        ConfigError: the run's configuration cannot be read.
     """
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
-        self._config: RunConfig = load_config(run.config_path, trains=False)
         self._mask = SecretMask()
 
     def code(self) -> list[str]:
-        """The code that a replay runs: files and modules of environments, tools and rewards, and
-        what else its user should know before.
+        """The code that a replay may run: each file, module and program that the run's
+        configuration names, and what else its user should know before. Nothing is imported for it.
+
+        Raises:
+            ConfigError: the run's configuration cannot be read.
         """
-        found = dict.fromkeys(
-            line for stage in self._stages() for line in (*_references(stage), *_warnings(stage))
-        )
-        return list(found)
+        tree = read_document(self._run.config_path).tree
+        given = value_at(tree, ("run", "base_dir"))
+        base_dir = self._run.root / (given if isinstance(given, str) else "")
+        return list(dict.fromkeys(_code((), tree, base_dir)))
 
     def replay(self, ids: Sequence[str]) -> list[Replayed]:
         """Plays each episode's actions again; an id that is given twice, once.
 
         Raises:
             StoreError: an episode cannot be read.
-            ConfigError: something of the configuration cannot be built, such as for a file that is
-                gone, or an agent's own program played the episodes.
+            ConfigError: the configuration cannot be read, something of it cannot be built, such as
+                for a file that is gone, or an agent's own program played the episodes.
         """
+        config = load_config(self._run.config_path, trains=False)
         order = {trajectory_id: number for number, trajectory_id in enumerate(dict.fromkeys(ids))}
         stored = TrajectoryReader(self._run).get_many(order)
-        found = asyncio.run(self._replay(stored))
+        found = asyncio.run(self._replay(config, stored))
         return sorted(found, key=lambda one: order[one.recorded.id])
 
-    async def _replay(self, stored: Iterator[StoredTrajectory]) -> list[Replayed]:
+    async def _replay(
+        self, config: RunConfig, stored: Iterator[StoredTrajectory]
+    ) -> list[Replayed]:
         found: list[Replayed] = []
         async with AsyncExitStack() as stack:
-            by_name = {stage.name: stage for stage in self._stages()}
+            by_name = {stage.name: stage for stage in config.resolved_stages() if stage.plays}
             opened: dict[str, _ReplayStage] = {}
             # Several workers ask for a stage at once: the lock lets one of them open it.
             opening = asyncio.Lock()
@@ -106,7 +113,7 @@ class Replayer:
                 for entry in stored:
                     recorded = entry.trajectory
                     known = recorded.stage in by_name
-                    name = recorded.stage if known else played_stage(self._config).name
+                    name = recorded.stage if known else played_stage(config).name
                     stage = await stage_of(name)
                     messages = with_stored_images(recorded.task.messages, self._run)
                     task = replace(recorded.task, messages=tuple(messages))
@@ -124,9 +131,6 @@ class Replayer:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
         return found
-
-    def _stages(self) -> Iterable[StageConfig]:
-        return [stage for stage in self._config.resolved_stages() if stage.plays]
 
 
 class _ReplayStage:
@@ -184,21 +188,23 @@ def _states_of(recorded: Trajectory) -> States:
     return "turn" if any(earlier) else "end" if last else "off"
 
 
-def _references(stage: StageConfig) -> Iterator[str]:
-    """The files and modules that hold a stage's environment, tools and rewards."""
-    named = [stage.env.entry_point or ""]
-    named += [tool.function for tool in stage.env.tools]
-    named += [part.function for part in stage.reward.functions]
-    named.append(stage.sandbox.backend)
-    for reference in named:
-        source, colon, _ = reference.rpartition(":")
+def _code(key: Key, value: Any, base_dir: Path) -> Iterator[str]:
+    """What the settings in ``value`` import or start. It goes by the form of a value, not by a list
+    of settings: so one that is new is named too.
+    """
+    if key and str(key[-1]).endswith("command") and isinstance(value, str | list):
+        words = [value] if isinstance(value, str) else value
+        if words:
+            yield f"program {shlex.join(map(str, words))}"
+    elif isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _code((*key, name), inner, base_dir)
+    elif isinstance(value, str):
+        # verl's functions have their file and their name apart.
+        source = value if key[-2:] == ("custom", "path") else source_of(value)
         if source.endswith(".py"):
-            yield str(Path(stage.base_dir, Path(source).expanduser()).resolve())
-        elif colon:
+            yield str(Path(base_dir, os.path.expanduser(source)).resolve())
+        elif source:
             yield f"module {source}"
-
-
-def _warnings(stage: StageConfig) -> Iterator[str]:
-    """What else a replay does that its user should know before."""
-    if stage.sandbox.backend == "unsafe":
-        yield "the calls that the model made, without isolation (sandbox.backend: unsafe)"
+        elif key[-1] == "backend" and value == "unsafe":
+            yield "the calls that the model made, without isolation (sandbox.backend: unsafe)"

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -79,6 +80,7 @@ def needed(what: str, extra: str) -> Iterator[None]:
         ) from error
 
 
+_MODULE = re.compile(r"[^\s/:]+")
 _FILE_PREFIX = "agentrl_file_"
 # Held while a file is run, by one thread; reentrant, as a file may load another.
 _file_lock = threading.RLock()
@@ -104,11 +106,12 @@ def load_object(text: str, base_dir: str | Path | None = None) -> Any:
         ConfigError: the text has another form, the module or file does not exist, it raised when
             imported, or it has no such name.
     """
-    source, colon, name = text.rpartition(":")
-    if not colon or not source or not name:
+    source = source_of(text)
+    if not source:
         raise ConfigError(
             f"{text!r} names no object: write package.module:name or path/to/file.py:name"
         )
+    name = text.rpartition(":")[2]
     is_file = source.endswith(".py")
     module = _module_of_file(source, base_dir) if is_file else _module_of_name(source)
     found: Any = module
@@ -118,6 +121,14 @@ def load_object(text: str, base_dir: str | Path | None = None) -> Any:
             raise ConfigError(f"{source}{inner} has no {part!r}{did_you_mean(part, dir(found))}")
         found = getattr(found, part)
     return found
+
+
+def source_of(text: str) -> str:
+    """The file or module that ``load_object`` would import for ``text``; empty for none."""
+    source, _, name = text.rpartition(":")
+    names = all(part.isidentifier() for part in name.split("."))
+    found = names and (source.endswith(".py") or _MODULE.fullmatch(source))
+    return source if found else ""
 
 
 def _module_of_name(name: str) -> ModuleType:

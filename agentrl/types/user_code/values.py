@@ -149,7 +149,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def to_json(value: object) -> str:
+def to_json(value: object, *, ensure_ascii: bool = False) -> str:
     """JSON of a value, beside JSON's own types: numpy's scalars and arrays, tensors, views of a
     dict, sets, dataclasses, models of pydantic, dates, decimals and what else pydantic knows.
 
@@ -158,7 +158,7 @@ def to_json(value: object) -> str:
     """
     try:
         default = partial(to_jsonable_python, fallback=_of_others)
-        return json.dumps(value, ensure_ascii=False, default=default)
+        return json.dumps(value, ensure_ascii=ensure_ascii, default=default)
     except ValueError as error:
         if "Circular" not in str(error) and type(error) is ValueError:
             # Such as an integer of too many digits.

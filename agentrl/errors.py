@@ -247,6 +247,12 @@ class CheckpointError(StoreError):
         self.folder = folder
 
 
+class HeldError(StoreError):
+    """Another process writes where one alone may."""
+
+    exit_code = ConfigError.exit_code
+
+
 class DiskFullError(StoreError):
     """A file system, or a quota on it, took no more."""
 

@@ -71,7 +71,13 @@ def train_command(
     place = loaded.config.run.dir or ""
     # A folder that cannot be used is refused before the imports below, which take seconds.
     with reading_stored_files():
-        RunDirectory.open(place) if resume else RunDirectory.check_new(place)
+        if not resume:
+            RunDirectory.check_new(place)
+        # what is not here may be fetched
+        elif RunDirectory(Path(place)).record_path.is_file() or not any(
+            stage.checkpoint.copy_to for stage in loaded.config.resolved_stages()
+        ):
+            RunDirectory.open(place)
     if retries:
         from agentrl.run.lifetime.retries import outlive
 

@@ -17,6 +17,7 @@ from typing import IO, Any, Literal, get_args
 
 from agentrl.errors import StoreError
 from agentrl.rollouts import KILLS_WORKER
+from agentrl.store.disk import write_failure, write_refusals
 from agentrl.types import Trajectory, TrajectoryGroup
 
 LedgerState = Literal[
@@ -52,7 +53,8 @@ class Ledger:
         path: ``ledger.jsonl``; an existing one is read back and must balance.
 
     Raises:
-        StoreError: a row that is no ledger row (a partial last line is cut off: it never happened).
+        StoreError: a row that is no ledger row (a partial last line is cut off: it never happened);
+            or the file cannot be written, as of every method that does.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,9 +67,12 @@ class Ledger:
         # trains and restores them
         self._lock = threading.RLock()
         self.attempt = 0
+        self._lost: StoreError | None = None
+        """Why a row is not in the file."""
         if path.exists():
             self._read()
-        self._file: IO[bytes] = path.open("ab")
+        with write_refusals(path):
+            self._file: IO[bytes] = path.open("ab")
 
     def issue(self, policy: str, group_index: int, num_rollouts: int, **detail: object) -> None:
         """A group is given to a runner; ``policy`` is to be trained by it.
@@ -141,7 +146,7 @@ class Ledger:
 
     def sync(self) -> None:
         """Makes everything written so far durable."""
-        with self._lock:
+        with self._lock, write_refusals(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -166,8 +171,12 @@ class Ledger:
 
     def close(self) -> None:
         """Makes everything durable and closes the file."""
-        self.sync()
-        self._file.close()
+        # To close is to flush: what the disk did not take is refused again.
+        with write_refusals(self._path):
+            try:
+                self.sync()
+            finally:
+                self._file.close()
 
     def _append(
         self,
@@ -176,6 +185,9 @@ class Ledger:
         to: LedgerState,
         **detail: object,
     ) -> None:
+        # The rows after one that is lost would be no ledger.
+        if self._lost is not None:
+            raise self._lost
         attempt, policy, group_index = of
         row = {
             "n": self.offset,
@@ -190,7 +202,11 @@ class Ledger:
         self._apply(row)
         # The file is buffered: a row that a death takes came after the last sync, and a resume
         # rolls back whatever came after its checkpoint.
-        self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        try:
+            self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            self._lost = write_failure(f"{self._path} cannot be written", self._path, error)
+            raise self._lost from error
 
     def _apply(self, row: Mapping[str, Any]) -> None:
         to = row["to"]

@@ -67,6 +67,7 @@ def collect(
             settings made.
         DataError: the tasks cannot be read.
         EpisodesFailedError: every episode failed.
+        HeldError: another process collects into ``out``.
     """
     (stage,) = config.resolved_stages()
     samples = samples or stage.rollout.group_size
@@ -78,12 +79,16 @@ def collect(
     directory = _directory(config, out, tasks, samples)
     chosen = tasks[:num_tasks]
     draws = _draws(stage, chosen, tell)
-    if stage.model.path is not None and not plays_by_messages(stage):
-        model = given_model(stage.model.path, stage.base_dir)
-        keep_tokenizer(directory, stage.name, model)
     # The writer seals what an earlier call left unsealed, before it is looked for.
     detail = stage.store.detail
-    with Heartbeat(directory), TrajectoryWriter(directory, detail=detail) as writer:
+    with (
+        directory.held(),
+        Heartbeat(directory),
+        TrajectoryWriter(directory, detail=detail) as writer,
+    ):
+        if stage.model.path is not None and not plays_by_messages(stage):
+            model = given_model(stage.model.path, stage.base_dir)
+            keep_tokenizer(directory, stage.name, model)
         finished = _finished(directory)
         missing = [
             GroupRequest(group_index, task, samples, stage=stage.name)

@@ -32,7 +32,7 @@ from agentrl.run.build import LiveObjects, rollout_evaluator
 from agentrl.run.lifetime.interruption import DRIVER_LOG, Interruption
 from agentrl.run.lifetime.outlets import check_outlets, sink_openers, tracked_run
 from agentrl.run.lifetime.restarts import Restarts
-from agentrl.run.lifetime.resumption import resume_directory
+from agentrl.run.lifetime.resumption import existing_run, resume_directory
 from agentrl.run.lifetime.session import RunContext, with_device
 from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.lifetime.webhooks import COMPLETED, Webhooks
@@ -148,6 +148,7 @@ class Trainer(Closing):
         Raises:
             ConfigError: ``run.dir`` holds a run already and ``resume`` is not asked for; or it is,
                 and settings differ that a run keeps for good.
+            HeldError: another process trains in ``run.dir``.
             MachineError: the sandbox that the configuration requires is not to be had here.
             EpisodesFailedError: too many episodes of a batch failed of one cause
                 (``rollout.max_failed_frac``).
@@ -162,14 +163,18 @@ class Trainer(Closing):
             check_warmup(stages[-1].make_algorithm(), steps)
         check_outlets(self.config, stages)
         stop = StopRequest()
-        with stopping_signals(stop) as take_signals:
+        with stopping_signals(stop) as take_signals, ExitStack() as held:
             # A signal waits until the run can say how it goes on.
             stop.deferred = True
             changes: list[str] = []
             if resume:
-                directory, changes = resume_directory(self.config, stages, self._sources)
+                directory = existing_run(self.config, stages)
             else:
                 directory = make_directory(self.config, stages, self._live, self._sources)
+            # A second driver is refused before it writes anything.
+            held.enter_context(directory.held())
+            if resume:
+                changes = resume_directory(directory, self.config, stages, self._sources)
             display = StepDisplay(self._console, directory.root)
             for line in changes:
                 display.message(line)

@@ -6,14 +6,15 @@ import errno
 import fcntl
 import json
 import os
+import platform
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.errors import DiskFullError, StoreError
+from agentrl.errors import DiskFullError, HeldError, StoreError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ALMOST_NOTHING = 2**16
@@ -27,6 +28,15 @@ def os_refusals(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{what}: {error.strerror or error}") from error
+
+
+@contextmanager
+def write_refusals(path: Path, what: str = "cannot be written") -> Iterator[None]:
+    """Turns an OSError of writing ``path`` into ``write_failure``: ``what``, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise write_failure(f"{path} {what}", path, error) from error
 
 
 class Stamp(NamedTuple):
@@ -219,24 +229,34 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def hold_name(path: Path) -> int:
+def hold_name(path: Path, otherwise: str = "write under another name") -> int:
     """Hold a lock file until the returned descriptor is closed or the process dies.
 
     A POSIX record lock: children forked by the process do not hold it, so that a run can be resumed
     while what a killed one started is still ending.
 
+    Args:
+        path: the file.
+        otherwise: what to do where the process that holds it is to live.
+
     Raises:
-        StoreError: another process holds it, or the file cannot be made.
+        HeldError: another process holds it.
+        StoreError: the file cannot be made.
     """
-    with os_refusals(f"{path} cannot be made"):
+    with write_refusals(path, "cannot be made"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        holder = os.pread(file, 99, 0).decode(errors="replace")
         os.close(file)
-        why = f"cannot be locked: {error.strerror or error}"
         if isinstance(error, BlockingIOError):
-            why = "is held by another process: end it first, or write under another name"
-        raise StoreError(f"{path} {why}") from error
+            raise HeldError(
+                f"{path} is held by another process ({holder}): end it first, or {otherwise}"
+            ) from error
+        raise StoreError(f"{path} cannot be locked: {error.strerror or error}") from error
+    # for whom it keeps out; a full disk may not take even that
+    with suppress(OSError):
+        os.ftruncate(file, os.pwrite(file, f"{os.getpid()} on {platform.node()}".encode(), 0))
     return file

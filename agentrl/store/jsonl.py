@@ -16,7 +16,14 @@ from typing import Any, BinaryIO, TypeAlias
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import check_regular, open_regular
-from agentrl.store.disk import Stamp, os_refusals, sync_path, write_bytes, write_failure
+from agentrl.store.disk import (
+    Stamp,
+    os_refusals,
+    sync_path,
+    write_bytes,
+    write_failure,
+    write_refusals,
+)
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
 
@@ -63,7 +70,7 @@ class JsonlWriter:
         # Guards _file and _size, so that lines of several threads stay whole.
         self._lock = threading.Lock()
         self._file: int | None = None
-        with os_refusals(f"{path} cannot be opened"):
+        with write_refusals(path, "cannot be opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._size = cut_torn_line(self._file)
@@ -102,7 +109,7 @@ class JsonlWriter:
         """
         # Under the lock, or another thread could close the descriptor, which the system gives to
         # another file.
-        with self._lock, os_refusals(f"{self.path} cannot be synced"):
+        with self._lock, write_refusals(self.path, "cannot be synced"):
             os.fsync(self._opened())
 
     def close(self) -> None:

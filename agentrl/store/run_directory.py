@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, StoreError
 from agentrl.guards.regular_file import read_regular
-from agentrl.store.disk import os_refusals, write_bytes, write_json, write_text
+from agentrl.store.disk import hold_name, os_refusals, write_bytes, write_json, write_text
 from agentrl.store.jsonl import parse_line
 
 FORMAT = 4
@@ -123,6 +124,20 @@ class RunDirectory:
         run.read_record()
         return run
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other processes from writing the run until the block, or this process, ends.
+
+        Raises:
+            HeldError: another process does it.
+            StoreError: the lock's file cannot be made.
+        """
+        file = hold_name(self.lock_path, "name another RunDirectory.root")
+        try:
+            yield
+        finally:
+            os.close(file)
+
     def read_record(self) -> dict[str, Any]:
         """``run.json``.
 
@@ -145,6 +160,9 @@ class RunDirectory:
 
     record_path = _RunPath("run.json")
     """What ran: commit, versions, host, seeds. A folder is a run when it holds this file."""
+
+    lock_path = _RunPath("run.lock")
+    """Is locked by the process that trains or collects; it holds that one's id and host."""
 
     metrics_path = _RunPath("metrics.jsonl")
     """One JSON object a step."""

@@ -18,6 +18,7 @@ from agentrl.run.policy_source import named_policy
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter
 from agentrl.types import concat_ids, load_object
 from tests.kit import forks
+from tests.kit.held_name import held_elsewhere
 
 TASK = Path(__file__).resolve().parents[1] / "run" / "tiny_task.py"
 
@@ -90,6 +91,18 @@ def test_what_was_interrupted_goes_on(config: Path, tmp_path: Path) -> None:
     assert told == [(3, 4), (4, 4)]
     assert {s.id: s.recorded_at for s in collected if s.id in kept} == kept
     assert len(collected) == 8
+
+
+def test_a_second_call_leaves_one_that_lives_as_it_is(
+    agentrl: Run, config: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    assert agentrl("rollout", config, "--tasks", "1", "--out", out)[0] == 0
+    beat = (out / "heartbeat.json").read_bytes()
+    with held_elsewhere(out / "run.lock"):
+        code, _, error = agentrl("rollout", config, "--tasks", "1", "--out", out)
+    assert (code, "run.lock is held by another process" in error) == (2, True), error
+    assert (out / "heartbeat.json").read_bytes() == beat
 
 
 def test_other_settings_go_to_another_folder(agentrl: Run, config: Path, tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import ConfigError, StoreError
+from agentrl.cli.main import run as command_line
+from agentrl.errors import ConfigError, DataError
 from agentrl.store import RunDirectory, read_jsonl
-from tests.run.tiny_run import metrics, train
+from tests.run.tiny_run import CONFIG, metrics, train
 
 pytestmark = pytest.mark.timeout(900)  # three runs, one after another
 
@@ -38,7 +39,8 @@ def test_a_lost_run_goes_on_elsewhere_as_if_nothing_had_been(
     train(tmp_path, *FEW, "train.steps=2", copied, name="lost")
     shutil.rmtree(tmp_path / "lost")
     caplog.set_level("INFO", logger="agentrl")
-    train(tmp_path, *FEW, "train.steps=3", copied, name="found", resume=True)
+    words = (f"run.dir={tmp_path}/found", *FEW, "train.steps=3", copied, "--resume")
+    assert command_line(["train", f"{tmp_path}/config.yaml", *words]) == 0
     assert learned(tmp_path / "found") == learned(tmp_path / "whole")
     events = [getattr(one, "event", None) for one in caplog.records]
     assert events.count("checkpoint_fetched") == 2  # a stage each
@@ -49,8 +51,25 @@ def test_a_lost_run_goes_on_elsewhere_as_if_nothing_had_been(
 
 
 def test_a_resume_without_a_copy_says_that_there_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is not a run directory: it does not exist"):
+    with pytest.raises(DataError, match=r"run' has no run\.json, and .*=file://.*/none no copy"):
         train(tmp_path, f"checkpoint.copy_to=file://{tmp_path}/none", resume=True)
+
+
+def test_the_command_line_fetches_a_run_that_is_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, url = tmp_path / "config.yaml", tmp_path / "elsewhere"
+    config.write_text(CONFIG, encoding="utf-8")
+    RunDirectory.create(url, {"seed": 0}, CONFIG)
+    manifest = url / "checkpoints" / "rl" / "step=000001" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("damaged", encoding="utf-8")
+    copied = f"checkpoint.copy_to=file://{url}"
+    words = ["train", str(config), f"run.dir={tmp_path}/run", copied, "--resume"]
+    assert command_line(words) == 1
+    # the run came, and after it what its copy lacks
+    assert (tmp_path / "run" / "run.json").is_file()
+    assert "manifest.json cannot be read" in capsys.readouterr().err
 
 
 def test_a_place_that_is_no_url_is_refused_before_the_run_is_made(tmp_path: Path) -> None:

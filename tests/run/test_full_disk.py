@@ -13,6 +13,7 @@ import pytest
 from agentrl.errors import DiskFullError, StoreError
 from agentrl.store import write_failure
 from tests.run.tiny_run import CONFIG
+from tests.store.test_killed_writer import in_namespace
 
 TOO_SMALL = 1_500_000
 """Bytes: room for the run and some of its checkpoints."""
@@ -65,6 +66,41 @@ def test_a_disk_that_trajectories_filled_ends_the_run_with_a_checkpoint(tmp_path
     assert done.stderr.count("\n") == 2
     assert f"\nthe checkpoint {run}/checkpoints/" in done.stderr
     assert " stands; go on with: agentrl train " in done.stderr
+
+
+FILL_THE_LEDGER = """
+    import sys
+    from pathlib import Path
+    from agentrl.controller.ledger import Ledger
+    from agentrl.errors import DiskFullError
+    path = Path(sys.argv[1]) / "ledger.jsonl"
+    filler = path.with_name("filler")
+    filler.write_bytes(bytes(50_000))
+    def tell(call):
+        try:
+            call()
+        except DiskFullError as error:
+            print(error)
+    def fill():
+        while True:
+            ledger.issue("main", ledger.offset, 64)
+    ledger = Ledger(path)
+    tell(fill)
+    tell(ledger.sync)
+    filler.unlink()
+    tell(fill)
+    ledger.close()
+    ledger = Ledger(path)
+    tell(fill)
+    tell(ledger.close)
+"""
+
+
+def test_a_disk_that_the_ledger_fills_is_named_and_a_lost_row_is_the_last(tmp_path: Path) -> None:
+    small = ["--size", "100000", "--tmpfs", str(tmp_path)]
+    told = in_namespace(small, FILL_THE_LEDGER, str(tmp_path))
+    full = f"{tmp_path}/ledger.jsonl cannot be written: the disk is full (0.0 of 0.1 MB are free at"
+    assert [line.startswith(full) for line in told] == [True] * 5
 
 
 def test_a_full_disk_is_named_whoever_swallowed_its_number(tmp_path: Path) -> None:

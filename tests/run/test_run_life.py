@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.errors import RunInterruptedError
+from agentrl.errors import HeldError, RunInterruptedError
 from agentrl.store import Heartbeat, RunDirectory, RunWatch
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import retokenised
-from tests.run.tiny_run import train
+from tests.kit.held_name import held_elsewhere
+from tests.run.tiny_run import CONFIG, train
 
 SHORT = (
     "stages.rl.steps=1",
@@ -89,3 +90,16 @@ def test_a_signal_before_the_first_stage_says_how_the_run_goes_on(
     monkeypatch.undo()
     train(tmp_path, *SHORT, resume=True)
     assert "interrupted" not in json.loads(record.read_text())
+
+
+def test_a_run_that_another_process_trains_is_left_as_it_is(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", {"seed": 0}, CONFIG)
+    with held_elsewhere(run.root / "run.lock") as holder:
+        before = {path: path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
+        told = rf"{run.root}/run\.lock is held by another process \({holder} on .*end it first, or"
+        with pytest.raises(HeldError, match=told):
+            train(tmp_path, resume=True)
+        after = {path: path.read_bytes() for path in run.root.rglob("*") if path.is_file()}
+        assert after == before
+    with run.held():  # a process that was killed holds nothing
+        pass

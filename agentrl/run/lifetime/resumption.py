@@ -17,7 +17,7 @@ from typing import Any
 from agentrl.config import RunConfig, StageConfig, flat_settings, load_config, to_yaml
 from agentrl.controller.checkpoints import whole_checkpoints
 from agentrl.controller.checkpoints.checkpoint_copies import fetch_newest, fetch_run
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.guards.parsing import mapping
 from agentrl.run.data.datasets import rows_hash
 from agentrl.run.lifetime.record import command_line, git_state, utc_time
@@ -58,31 +58,57 @@ _PLACES = ("run.dir", "run.base_dir")
 _REMEDY = "; set it back, or start a new run with another run.dir"
 
 
+def existing_run(config: RunConfig, stages: Sequence[StageConfig]) -> RunDirectory:
+    """The run in ``run.dir``; where there is none, its files come from ``checkpoint.copy_to``.
+
+    Raises:
+        StoreError: there is no run, or its copy cannot be read.
+        DataError: there is no copy of it either.
+        ConfigError: the folder holds other files, or the URL cannot be read here.
+    """
+    run = RunDirectory(Path(config.run.dir or ""))
+    urls = _copies(stages)
+    # the files beside the copies of the last stage are the newest
+    newest = reversed(urls)
+    if (
+        urls
+        and not run.record_path.is_file()
+        and not any(fetch_run(urls[name], run, [name]) for name in newest)
+    ):
+        raise DataError(
+            f"RunDirectory.root='{run.root}' has no run.json, and checkpoint.copy_to="
+            f"{', '.join(dict.fromkeys(urls.values()))} no copy; name the place of a run, or "
+            "start one without --resume"
+        )
+    return RunDirectory.open(run.root)
+
+
 def resume_directory(
+    directory: RunDirectory,
     config: RunConfig,
     stages: Sequence[StageConfig],
     sources: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[RunDirectory, list[str]]:
-    """Opens the run that is to go on, with the settings that it goes on with.
+) -> list[str]:
+    """Gives a run the settings that it goes on with, and the checkpoints that it lacks.
 
     Where settings changed, ``config.resolved.yaml`` holds the new ones (a finished stage's stay as
     they ran), the file as it was is kept as ``config.resolved.N.yaml``, and ``run.json`` has what
     changed under ``resumed``.
 
     Args:
+        directory: the run, held by this process.
         config: the whole configuration as asked for now.
         stages: those that run, with the steps asked for.
         sources: ``LoadedConfig.sources``; where a setting changed, ``run.json`` has these.
 
     Returns:
-        The run, and a line for a person on each setting that changed.
+        A line for a person on each setting that changed.
 
     Raises:
-        StoreError: there is no run in ``run.dir``.
+        StoreError: a copy is corrupt or cannot be read.
         ConfigError: settings or data differ that a run keeps for good; all of them are named.
     """
-    fetch_checkpoints(RunDirectory(Path(config.run.dir or "")), stages)
-    directory = RunDirectory.open(config.run.dir or "")
+    _fetch_checkpoints(directory, stages)
     before = load_config(directory.config_path)
     begun = {stage.name for stage in stages if last_manifest(directory, stage) is not None}
     finished = {stage.name for stage in stages if finished_manifest(directory, stage) is not None}
@@ -122,26 +148,20 @@ def resume_directory(
         "changed": "changed",
         "without_effect": "without effect, since its stage is finished",
     }
-    return directory, [
+    return [
         f"{words[kind]}: {key} {was!r} -> {found!r}"
         for kind, own in changes.items()
         for key, (was, found) in own.items()
     ]
 
 
-def fetch_checkpoints(run: RunDirectory, stages: Sequence[StageConfig]) -> None:
-    """Fetches from ``checkpoint.copy_to`` what is missing here: the run's own files where there is
-    no run, and the newest checkpoint of each stage that has none.
+def _copies(stages: Sequence[StageConfig]) -> dict[str, str]:
+    return {one.name: one.checkpoint.copy_to for one in stages if one.checkpoint.copy_to}
 
-    Raises:
-        ConfigError: the folder holds other files, or the URL cannot be read here.
-        StoreError: a copy is corrupt or cannot be read.
-    """
-    urls = {one.name: one.checkpoint.copy_to for one in stages if one.checkpoint.copy_to}
-    if not run.record_path.is_file():
-        # the files beside the copies of the last stage are the newest
-        any(fetch_run(urls[name], run, [name]) for name in reversed(urls))
-    for name, url in urls.items():
+
+def _fetch_checkpoints(run: RunDirectory, stages: Sequence[StageConfig]) -> None:
+    """Fetches the newest copy of each stage that has no checkpoint here."""
+    for name, url in _copies(stages).items():
         folder = run.checkpoints_folder / name
         if not whole_checkpoints(folder):
             fetched = fetch_newest(url, name, folder)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.rollouts.rollout_spec import EpisodeKey
-from agentrl.store.json_text import to_json
+from agentrl.store.json_text import from_json, to_json
 from agentrl.types import (
     Blob,
     Completion,
@@ -366,7 +366,7 @@ def _as_json(value: Any) -> str:
         return _sorted_json(value)
     except (TypeError, ValueError, RecursionError):
         # Such as keys of two kinds, which have no order: as it is stored.
-        return _sorted_json(json.loads(to_json(value)))
+        return _sorted_json(from_json(to_json(value)))
 
 
 def _digest(digest: bytes, messages: Sequence[Message]) -> bytes:

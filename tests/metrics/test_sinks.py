@@ -225,9 +225,10 @@ def test_a_step_that_an_earlier_attempt_told_is_not_told_again(tmp_path: Path) -
     for stage, step in [("warmup", 1), ("rl", 2), ("rl", 3), ("rl", 4)]:
         sink.log(step, {"a": 1.0}, stage)
     # an evaluation that the earlier attempt did not come to
-    sink.log(3, {"a": 2.0, "eval/held_out/accuracy": 0.5}, "rl")
+    sink.log(3, {"a": 2.0, "b": 1.0, "eval/held_out/accuracy": 0.5}, "rl")
     sink.close()
     events = tensorboard(tmp_path)
     assert [point.step for point in events.Scalars("warmup/a")] == [1]
     assert [point.step for point in events.Scalars("rl/a")] == [4]
     assert [point.step for point in events.Scalars("rl/eval/held_out/accuracy")] == [3]
+    assert "rl/b" not in events.Tags()["scalars"]

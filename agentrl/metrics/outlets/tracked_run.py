@@ -54,8 +54,13 @@ class TrackerSink(OutletSink):
         times: Sequence[PhaseTimes] = (),
     ) -> None:
         last, told = self._known.get(prefix, (-1, ()))
-        # An attempt that ended in an evaluation left it to the next one.
-        own = {name: value for name, value in values.items() if step > last or name not in told}
+        # An attempt that ended in an evaluation left it to the next one; the rest of its last step
+        # was told.
+        own = {
+            name: value
+            for name, value in values.items()
+            if step > last or (name.startswith("eval/") and name not in told)
+        }
         if step >= last and own:
             self.keep(step, {f"{prefix}/{name}": float(value) for name, value in own.items()})
 

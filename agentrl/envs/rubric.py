@@ -17,7 +17,7 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import REWARD_STYLE, Task, place_of_object
 from agentrl.types.user_code.place import described
-from agentrl.types.user_code.values import finite_number, private_copy, shown
+from agentrl.types.user_code.values import finite_number, is_series, private_copy, shown
 from agentrl.types.user_code.wall import DeadlineError, call_user, failed_as, wall
 
 logger = logging.getLogger(__name__)
@@ -194,10 +194,11 @@ class Rubric:
     def _check_number(
         self, part: _RewardPart, given: Any, number: int, who: str, each: str
     ) -> None:
-        if isinstance(given, str | bytes) or not hasattr(given, "__len__") or len(given) != number:
-            shown = f"{len(given)}" if hasattr(given, "__len__") else repr(given)[:80]
+        is_list = is_series(given) and hasattr(given, "__len__")
+        if not is_list or len(given) != number:
+            found = len(given) if is_list else shown(given)
             raise RewardError(
-                f"{who} must give a list of {number} numbers, one for each {each}, got {shown}"
+                f"{who} must give a list of {number} numbers, one for each {each}, got {found}"
                 + _in_brackets(place_of_object(part.reward))
             )
 

@@ -66,7 +66,9 @@ def given(value: Any, mark: Callable[[Any], Any]) -> Any:
     [
         (OSError("no disk"), r"raised OSError: no disk \(.*test_reward_scopes\.py:\d+\)"),
         (1.0, r"must give a list of 2 numbers, one for each \w+, got 1\.0 \(.*scopes\.py:\d+\)"),
-        ("ab", "must give a list of 2 numbers"),
+        ("ab", "must give a list of 2 numbers, one for each .*, got 'ab'"),
+        ({0: 0.5, 1: 0.5}, r"must give a list of 2 numbers, one for each .*, got \{0: 0\.5"),
+        ({0.5, 1.0}, "must give a list of 2 numbers, one for each"),
         ([1.0], "must give a list of 2 numbers, one for each .*, got 1"),
         ([1.0, None], r"must be a finite number, got None; .*test_reward_scopes\.py:\d+"),
         ([1.0, float("nan")], "must be a finite number, got nan"),

@@ -17,7 +17,7 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import Message
 from agentrl.types.user_code.load import needed_arguments, signature_of, taken_arguments
-from agentrl.types.user_code.values import private_copy
+from agentrl.types.user_code.values import is_series, private_copy
 
 _VERL = {
     "data_source": "data_sources",
@@ -99,7 +99,10 @@ def _verl_rewards(
     rows = [_verl_arguments(view) for view in views]
     given = {many: [row[one] for row in rows] for one, many in _VERL.items()}
     scores = _called(function, given, args)
-    return _then(scores, lambda scores: [_verl_score(score) for score in scores])
+    return _then(
+        scores,
+        lambda scores: [_verl_score(one) for one in scores] if is_series(scores) else scores,
+    )
 
 
 def _verl_arguments(view: EpisodeView) -> dict[str, Any]:

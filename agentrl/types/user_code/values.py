@@ -11,7 +11,16 @@ import copy
 import json
 import math
 import numbers
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Set,
+    ValuesView,
+)
 from contextlib import contextmanager
 from dataclasses import is_dataclass, replace
 from decimal import Decimal
@@ -137,6 +146,13 @@ def finite_number(value: object) -> float | None:
     ):
         return None
     return number if math.isfinite(number) else None
+
+
+def is_series(value: object) -> bool:
+    """Whether iterating over it gives one value after the other; of a mapping or set it gives keys,
+    in the order that they came in or none, and of a text its letters.
+    """
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set)
 
 
 def shown(value: object) -> str:

@@ -52,6 +52,14 @@ async def test_verls_batched_function_gets_a_group() -> None:
     assert [own["own"].value for own in found] == [1.0, 0.0]
 
 
+async def test_a_mapping_of_verls_batched_function_is_refused() -> None:
+    def batched(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> Any:
+        return {0: 0.5, 1: 0.5}
+
+    with pytest.raises(RewardError, match=r"must give a list of 2 numbers, .* got \{0: 0\.5"):
+        await Rubric([reward(batched)]).group_scores([episode("4", "4"), episode("5", "4")])
+
+
 async def test_trls_own_functions_run_as_they_are() -> None:
     views = [episode("<think>hm</think>\\boxed{\\frac{1}{2}}"), episode("\\boxed{3}")]
     views = [replace(v, task=replace(v.task, info={"solution": "$0.5$"})) for v in views]

@@ -73,6 +73,39 @@ async def test_an_answer_without_a_score_on_the_scale_is_asked_for_again() -> No
     assert [body["temperature"] for body in server.asked] == [0.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("Score: 8", 8.0),
+        ("**Score:** 8", 8.0),
+        ("Score: **8**", 8.0),
+        ("Score: 8/10", 8.0),
+        ("Score = 7.5", 7.5),
+        ("Score: .5", 0.5),
+        ("Score：8", 8.0),
+        ('{"score": 8}', 8.0),
+        ("Score: [[8]]", 8.0),
+        ("Score (0-10): 8", 8.0),
+        ("**Score [0-10]**: 8", 8.0),
+        ("Score (0 is useless, 10: right): 8", 8.0),
+        ("Score: 8\n\n(Score 0 is useless, 10 is complete)", 8.0),
+        ("Score: 0\nScore: 8", 8.0),
+        ("Score 8", None),
+        ("Overall score - 8", None),
+        ("A score of 0-10 fits", None),
+        ("Score #1: 8", None),
+        ("Score: -3", None),
+    ],
+)
+def test_a_score_is_what_follows_its_colon(answer: str, score: float | None) -> None:
+    assert module._score(answer, 0, 10) == score
+
+
+@pytest.mark.parametrize("text", ["score", "score(", "score[ (", "score:", "score:1"])
+def test_a_score_is_looked_for_in_linear_time(text: str) -> None:
+    assert module._score(text * 100_000 + "\nScore: 8", 0, 10) == 8.0
+
+
 async def test_no_score_at_all_is_a_failure() -> None:
     async with odd_server(said("Good."), said("Good."), said("Good.")) as server:
         with pytest.raises(RewardError, match=r"gave no line 'Score: NUMBER' from 0 to 10 in 3"):

@@ -166,14 +166,19 @@ def _is_token(registry: EpisodeRegistry, key: str) -> bool:
 
 
 def _is_admitted(registry: EpisodeRegistry, scope: Scope, headers: Headers) -> bool:
-    """Whether a request names an episode of this endpoint, whose id cannot be guessed, or brings
-    the token as Anthropic's clients do.
+    """Whether a request names the episode of this endpoint that it is about, whose id cannot be
+    guessed, or brings the token as Anthropic's clients do.
     """
-    _, first, *rest = str(scope["path"]).split("/")
     key = _key(headers)
-    named = {key, rest[0] if first == "episodes" and rest else ""}
-    known = registry.episodes.keys() | registry.ended.keys()
-    return bool(named & known) or _is_token(registry, key)
+    match str(scope["path"]).split("/")[1:]:
+        case ["episodes", name, *_]:
+            named = name
+        case ["v1", *_] | [""]:
+            named = key
+        # Such as the one that opens episodes.
+        case _:
+            named = ""
+    return named in registry.episodes or named in registry.ended or _is_token(registry, key)
 
 
 def _asked_episode(registry: EpisodeRegistry, request: Request) -> ServedEpisode | None:

@@ -63,6 +63,30 @@ async def test_an_episodes_own_id_is_its_agents_secret(served: Serving) -> None:
     assert (await served.http.post(f"/episodes/{opened['id']}/end", json={})).status_code == 200
 
 
+async def test_an_episodes_id_opens_its_own_routes_and_no_other_episode(served: Serving) -> None:
+    one = (await served.http.post("/episodes", json={}, headers=BEARER)).json()["id"]
+    key = {"Authorization": f"Bearer {one}"}
+
+    async def statuses() -> list[int]:
+        said = {"messages": [HI]}
+        asked = [
+            await served.http.post("/episodes", json={}, headers=key),
+            await served.http.post("/episodes", json={}, headers={"x-api-key": one}),
+            await served.http.get("/health", headers=key),
+            await served.http.post("/episodes/x/v1/chat/completions", json=said, headers=key),
+            await served.http.head("/", headers=key),
+            await served.http.get("/v1/models", headers=key),
+            await served.http.post("/v1/chat/completions", json=said, headers=key),
+            await served.http.post(f"/episodes/{one}/v1/chat/completions", json=said),
+        ]
+        return [answer.status_code for answer in asked]
+
+    assert await statuses() == [401, 401, 401, 401, 200, 200, 200, 200]
+    await served.http.post(f"/episodes/{one}/end", json={})
+    assert await statuses() == [401, 401, 401, 401, 200, 200, 410, 410]
+    assert served.server.episodes == {}
+
+
 @pytest.mark.parametrize("messages", [None, 3])
 async def test_a_tasks_messages_that_are_no_list_are_refused(
     served: Serving, messages: object

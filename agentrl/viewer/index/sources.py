@@ -240,8 +240,13 @@ Files = Mapping[str, FileState]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of a run at one time; equal ones mean that nothing was written in between."""
+    """The files of a run at one time; equal ones mean that nothing was written in between.
 
+    Args:
+        run: which run it is (``run_identity``).
+    """
+
+    run: str
     live: Files
     sealed: Files
     live_annotations: Files
@@ -249,6 +254,14 @@ class Snapshot:
     resumes: Files
     notes: Files
     ledger: FileState | None
+
+
+def run_identity(run: RunDirectory) -> str:
+    """Which run lies in the folder: its id, which a resume keeps; of one that has none, when its
+    ``run.json`` was written.
+    """
+    own = run.read_record().get("id")
+    return str(own) if own else f"written {run.record_path.stat().st_mtime_ns}"
 
 
 class Listing:
@@ -270,8 +283,10 @@ class Listing:
 
         Raises:
             OSError: a folder cannot be read.
+            StoreError: ``run.json`` cannot be.
         """
         root = self._run.root
+        run = run_identity(self._run)
         # What is annotated was stored before: an annotation never comes before its trajectory.
         resumes = _states(root, [self._run.resumes_path])
         annotations = self._annotations.look()
@@ -279,7 +294,7 @@ class Listing:
         notes = _states(root, self._run.notes_folder.glob("*.jsonl"))
         ledger = _states(root, [self._run.ledger_path])
         return Snapshot(
-            *trajectories, *annotations, resumes, notes, next(iter(ledger.values()), None)
+            run, *trajectories, *annotations, resumes, notes, next(iter(ledger.values()), None)
         )
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from agentrl.cli.main import run as run_command_line
 from agentrl.store import JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.viewer.demo import unpack_demo
-from agentrl.viewer.runs.open_run import count_trajectories
+from agentrl.viewer.runs.open_run import OpenRun, count_trajectories
 from agentrl.viewer.runs.run_folder import RunFolder, run_key
 from benchmarks.demo.planted import planted_faults
 from tests.kit.waiting import until
@@ -59,6 +59,19 @@ def test_a_released_run_is_read_again(run: RunDirectory) -> None:
     one.close()
     assert one.index().page().total == 12
     runs.close()
+
+
+def test_what_is_kept_of_a_step_goes_once_its_lines_are_others(run: RunDirectory) -> None:
+    opened = OpenRun(run)
+    opened.metrics.refresh()
+    opened.worst_tokens[1, "rl"] = None
+    run.metrics_path.write_text('{"step": 1, "stage": "rl", "time": 1.0}\nno object\n')
+    opened.metrics.refresh()
+    assert opened.worst_tokens == {}
+    assert len(opened.metrics.damage) == 1
+    run.metrics_path.write_text('{"step": 1, "stage": "rl", "time": 2.0}\n')
+    opened.metrics.refresh()
+    assert opened.metrics.damage == []
 
 
 def test_rows_are_counted_without_an_index(run: RunDirectory) -> None:

@@ -10,11 +10,19 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.store import (
+    Annotation,
+    EventLog,
+    Heartbeat,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+)
 from agentrl.types import Task
 from tests.kit.waiting import DEADLINE_S
 
@@ -61,6 +69,39 @@ def test_query_answers_sql(agentrl: Agentrl, run_dir: Path) -> None:
     code, _, err = agentrl("query", run_dir, "DELETE FROM trajectories")
     assert code == 2
     assert "one SELECT" in err
+
+
+@pytest.mark.parametrize("large", [1e17, 1.7e308])
+def test_a_query_has_the_numbers_of_a_run_however_large(
+    agentrl: Agentrl, run_dir: Path, large: float
+) -> None:
+    with TrajectoryWriter(RunDirectory(run_dir), "other") as writer:
+        rewards = {"distance": large, "correct": 1.0}
+        writer.write(replace(two_turns(), group_index=9, rewards=rewards), step=2)
+        values = {"at": large, "staleness": large, "credit": -large}
+        writer.annotate(Annotation("9-0-0", 2, "judge", values=values))
+    names = '"reward.distance", "annotation.at", credit, staleness'
+    sql = f"SELECT {names} FROM trajectories WHERE id = '9-0-0'"
+    code, out, err = agentrl("query", run_dir, sql, "--json")
+    assert code == 0, err
+    # no whole number of versions
+    assert list(json.loads(out)[0].values()) == [large, large, -large, None]
+    code, out, _ = agentrl("query", run_dir, "SELECT count(*) AS number FROM metrics", "--json")
+    assert (code, json.loads(out)) == (0, [{"number": 2}])
+
+
+def test_a_query_tells_times_and_nested_numbers(agentrl: Agentrl, run_dir: Path) -> None:
+    sql = (
+        "SELECT list(reward::DECIMAL(9,2) ORDER BY id) AS rewards, min(to_timestamp(0)) AS first, "
+        "list(to_timestamp(0)::DATE) AS days, max(now()) AS now FROM trajectories"
+    )
+    code, out, err = agentrl("query", run_dir, sql, "--json")
+    assert code == 0, err
+    (row,) = json.loads(out)
+    assert datetime.fromisoformat(row.pop("now")).tzinfo is not None
+    assert datetime.fromisoformat(row.pop("first")).timestamp() == 0
+    assert row == {"rewards": [1.0, None], "days": ["1970-01-01"] * 2}
+    assert "[1.0, None]" in agentrl("query", run_dir, sql)[1]
 
 
 @pytest.mark.usefixtures("tokenizer")

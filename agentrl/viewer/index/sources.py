@@ -29,6 +29,8 @@ from agentrl.viewer.notes import NoteBook
 
 _T = TypeVar("_T")
 _MOST = sys.float_info.max
+_WHOLE = {name for name, field in FIELDS.items() if field.kind == "integer"}
+_LARGEST_WHOLE = 2**53
 _DAMAGE = (StoreError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
 KEPT = tuple(field for field in FIELDS.values() if field.stored)
 """The fields that shards have."""
@@ -134,7 +136,8 @@ def _parsed(*texts: str | None) -> Mapping[str, float]:
 
 
 def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the values that are finite numbers, by the name of their field.
+    """Those of the values that are finite numbers, by the name of their field; a field of whole
+    numbers takes no others.
 
     Args:
         kind: one of ``FOUND``.
@@ -146,6 +149,7 @@ def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, int | float)
         and abs(value) <= _MOST
         and (field := found_name(kind, name))
+        and (field not in _WHOLE or (value == int(value) and abs(value) < _LARGEST_WHOLE))
     }
 
 

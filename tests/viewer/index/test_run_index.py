@@ -153,6 +153,18 @@ def test_facets_count_what_a_query_holds_for(
     assert index.facets("step:99")["columns"]["status"] == []
 
 
+def test_the_histogram_of_the_largest_numbers_counts_them(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        for group, distance in enumerate((-1.7e308, 0.0, 1.7e308)):
+            writer.write(make(group, rewards={"distance": distance}), step=1)
+    index.refresh()
+    found = index.facets(names=["reward.distance"])["histograms"]["reward.distance"]
+    assert (found["edges"][0], found["edges"][-1]) == (-1.7e308, 1.7e308)
+    assert [place for place, count in enumerate(found["counts"]) if count] == [0, 10, 19]
+
+
 @pytest.mark.parametrize(
     ("needle", "found"),
     [

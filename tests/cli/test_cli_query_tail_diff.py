@@ -15,13 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.cli.views.tail_lines import RunTail
 from agentrl.store import (
     Annotation,
     EventLog,
     Heartbeat,
+    JsonlWriter,
     RunDirectory,
     TrajectoryReader,
     TrajectoryWriter,
+    keep_lines,
 )
 from agentrl.types import Task
 from tests.kit.waiting import DEADLINE_S
@@ -174,6 +177,33 @@ def test_tail_follows_a_living_run_until_ctrl_c(run_dir: Path) -> None:
         assert tail.wait(DEADLINE_S) == 0
         tail.stdout.close()
     assert len(TrajectoryReader(run).summaries()) == 3
+
+
+def test_tail_tells_what_a_resume_made_again_and_nothing_twice(run_dir: Path) -> None:
+    run = RunDirectory(run_dir)
+
+    def log(*rows: dict[str, object]) -> None:
+        with closing(JsonlWriter(run.metrics_path)) as lines:
+            for row in rows:
+                lines.append(row)
+
+    log({"step": 2}, {"step": 3, "stage": "rl"})
+    with Heartbeat(run), RunTail(run, "", 9) as tail:
+        told = (dict(entry.values) for entry in tail.follow(0.0) if entry.kind == "step")
+        assert [next(told)["step"] for _ in range(4)] == [0, 1, 2, 3]
+        keep_lines(run.metrics_path, lambda row: row["step"] <= 2)
+        log({"step": 3, "stage": "again"})
+        assert next(told) == {"step": 3, "stage": "again"}
+        # another run in its place
+        run.metrics_path.unlink()
+        log({"step": 0}, {"step": 1}, {"step": 2}, {"step": 3}, {"step": 4})
+        assert [next(told) for _ in range(5)] == [{"step": step} for step in range(5)]
+
+
+def test_tail_names_events_that_are_none(agentrl: Agentrl, run_dir: Path) -> None:
+    event = {"level": "warning", "message": "m", "query": 5}
+    (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert "passed over: the query of an event cannot be 5" in agentrl("tail", run_dir)[1]
 
 
 def test_show_says_whether_a_run_lives(agentrl: Agentrl, run_dir: Path) -> None:

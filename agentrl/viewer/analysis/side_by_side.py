@@ -228,6 +228,10 @@ take the cube of their number, and who repeats them is the policy.
 class _Matcher(SequenceMatcher[_T]):
     """Finds no more matches once it has taken its steps."""
 
+    # Of SequenceMatcher, whose type stubs leave them out.
+    a: Sequence[_T]
+    b2j: dict[_T, list[int]]
+
     def __init__(self, a: Sequence[_T], b: Sequence[_T], *, autojunk: bool) -> None:
         self._steps = _STEPS * (len(a) + len(b))
         super().__init__(None, a, b, autojunk)

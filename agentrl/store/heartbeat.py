@@ -133,9 +133,23 @@ class Heartbeat:
             self._failed.discard(path)
 
 
+_BEAT: Mapping[str, type | tuple[type, ...]] = {
+    "counter": int,
+    "time": (int, float),
+    "pid": int,
+    "host": str,
+    "step": int,
+    "stage": str,
+    "period_s": (int, float),
+    "end": str,
+}
+
+
 def read_heartbeat(run: RunDirectory) -> dict[str, Any] | None:
     """The last beat; None where the run has none that can be read."""
-    return read_told(run.heartbeat_path)
+    beat = read_told(run.heartbeat_path) or {}
+    is_beat = all(isinstance(beat.get(name), kind) for name, kind in _BEAT.items())
+    return beat if is_beat else None
 
 
 def read_told(path: Path) -> dict[str, Any] | None:
@@ -184,13 +198,13 @@ class RunWatch:
             finished = self._run.summary_path.is_file()
             return RunState("finished" if finished else "stopped")
         now = time.monotonic()
-        counter = beat.get("counter")
+        counter = beat["counter"]
         if self._counter is not None and counter != self._counter:
             self._moved = now
         self._counter = counter
-        if beat.get("end"):
+        if beat["end"]:
             return RunState("finished" if beat["end"] == "finished" else "stopped", beat)
-        patience_s = _MISSED * float(beat.get("period_s") or PERIOD_S)
+        patience_s = _MISSED * beat["period_s"]
         alive = now - self._moved <= patience_s or abs(self._age_s()) <= patience_s
         return RunState("alive" if alive else "stopped", beat)
 

@@ -143,8 +143,8 @@ class JsonFollower:
         self.path = path
         self.offset = offset
         self._is_numbered = offset == 0
-        self._marks: tuple[tuple[int, bytes], ...] = ()
-        """Where and what the ends of the last line are."""
+        self._marks: tuple[tuple[int, bytes], ...] = ((offset - 1, b"\n"),) if offset else ()
+        """Where and what the ends of the last line are, as far as they are known."""
         self._stamp: Stamp | None = None
         """Of the file when it was last found to be the same."""
         self._end = 0

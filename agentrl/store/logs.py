@@ -41,7 +41,12 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "message": str,
     "step": (int, NoneType),
     "stage": (str, NoneType),
+    "blame": (str, NoneType),
+    "query": (str, NoneType),
+    "trajectory": (str, NoneType),
+    "trajectories": (list, NoneType),
 }
+"""Of the fields that readers of events look at."""
 
 
 def event_fault(record: Mapping[str, Any]) -> str:
@@ -49,6 +54,9 @@ def event_fault(record: Mapping[str, Any]) -> str:
     for name, kind in _KINDS.items():
         if name in record and not isinstance(record[name], kind):
             return f"the {name} of an event cannot be {record[name]!r:.100}"
+    named = record.get("trajectories") or ()
+    if not all(isinstance(one, str) for one in named):
+        return f"the trajectories of an event cannot be {named!r:.100}"
     return ""
 
 

@@ -9,6 +9,7 @@ changes.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
@@ -21,6 +22,8 @@ from agentrl.store.disk import stamps_of
 from agentrl.store.json_text import to_json
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.run_view import alert, located
+
+logger = logging.getLogger(__name__)
 
 _QUIET_S = 0.3
 """Between two looks after the first that found nothing new."""
@@ -93,7 +96,7 @@ class RunWatcher:
         self._alerts: deque[Event] = deque(maxlen=_MOST_ALERTS)
         # of the thread alone
         self._signature: object = None
-        self._num_events: int | None = None
+        self._events: list[dict[str, Any]] | None = None
 
     def join(self, follower: _Follower, since: int | None) -> None:
         """Adds a follower, who is told at once what is newer than ``since``."""
@@ -132,6 +135,12 @@ class RunWatcher:
             except (AgentRLError, OSError) as error:
                 # such as a run that was moved away
                 changed = self._publish("state", {"state": "lost", "why": str(error)})
+            except Exception as error:
+                # No page would be told anything more, were this to end the thread.
+                changed = self._publish("state", {"state": "lost", "why": repr(error)})
+                if changed:
+                    told = {"event": "follow_failed", "run": self._run.name}
+                    logger.exception("the viewer cannot follow %s", self._run.name, extra=told)
             wait_s = _BUSY_S if changed else quiet_s
             quiet_s = _QUIET_S if changed else min(_LATEST_S, quiet_s * _SLOWER)
             with self._changed:
@@ -146,11 +155,11 @@ class RunWatcher:
         run = self._run
         if not run.directory.record_path.is_file():
             raise StoreError(f"the run is no longer at {run.directory.root}")
-        changed = self._publish("state", {"state": run.state().kind})
+        state = {"state": run.state().kind}
         # The files' sizes and times cost little; reading what changed waits for a difference.
         signature = run_signature(run)
         if signature == self._signature:
-            return changed
+            return self._publish("state", state)
         with run.lock:
             run.metrics.refresh()
             step = {"step": run.metrics.newest_step, "stage": run.metrics.newest_stage}
@@ -158,16 +167,19 @@ class RunWatcher:
             total = run.num_trajectories()
             events = run.events()
         self._signature = signature
+        self._publish("state", state)
         self._publish("step", step)
         before = self._latest.get("trajectories")
         known = total if before is None else before.data["total"]
         if changed_rows or before is None or known != total:
             self._publish("trajectories", {"new": max(0, total - known), "total": total})
-        told = len(events) if self._num_events is None else min(self._num_events, len(events))
+        known = events if self._events is None else self._events
+        self._events = events
+        # All of them, where the run is another one.
+        told = len(known) if events[: len(known)] == known else 0
         for event in events[told:]:
             if event.get("level") != "info":
                 self._publish("alert", alert(located(run, event)))
-        self._num_events = len(events)
         return True
 
     def _publish(self, kind: str, data: dict[str, Any]) -> bool:

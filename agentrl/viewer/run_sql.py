@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import duckdb
@@ -38,6 +39,8 @@ from agentrl.viewer.index.fields import FIELDS, Kind, in_sql
 
 MAX_ROWS = 10_000
 _EVENT_FIELDS = ("time", "level", "event", "boundary", "message", "step", "stage", "trajectory")
+_ZONED = "TIMESTAMP WITH TIME ZONE"
+_PLAIN = frozenset({bool, int, float, str, NoneType})
 _TURNS = """
 CREATE VIEW turns AS
 SELECT id, stage, step, task, reward, status,
@@ -183,6 +186,9 @@ class RunSql(Closing):
             timer.start()
             found = self._connection.execute(sql)
             columns = tuple(entry[0] for entry in found.description or ())
+            kinds = [str(entry[1]) for entry in found.description or ()]
+            if any(_ZONED in kind for kind in kinds):
+                found = self._with_times_as_text(sql, kinds)
             limit = max(1, min(rows, MAX_ROWS))
             # One row more than asked for tells whether there are more.
             fetched = found.fetchmany(limit + 1)
@@ -213,6 +219,23 @@ class RunSql(Closing):
                 "trajectories, turns, annotations, metrics, events"
             )
 
+    def _with_times_as_text(self, sql: str, kinds: Sequence[str]) -> duckdb.DuckDBPyConnection:
+        """The answer to a statement with its times of a zone as texts, of which DuckDB makes
+        objects by the package pytz alone.
+
+        Args:
+            sql: the statement.
+            kinds: the types of its columns.
+        """
+        shown = ", ".join(
+            f"CAST(#{place} AS {kind.replace(_ZONED, 'VARCHAR')})"
+            if _ZONED in kind
+            else f"#{place}"
+            for place, kind in enumerate(kinds, 1)
+        )
+        self._connection.execute(f"CREATE OR REPLACE TEMP VIEW asked AS {sql}")
+        return self._connection.execute(f"SELECT {shown} FROM asked")
+
     def _create(self, view: str, table: pa.Table) -> None:
         self._connection.register(f"{view}_table", table)
         self._connection.execute(f"CREATE VIEW {view} AS SELECT * FROM {view}_table")
@@ -222,7 +245,7 @@ class RunSql(Closing):
         fields = index.fields()
         stored = set(_STORED.values()) - {"id", "recorded_at"}
         joined = index.columns([name for name in fields if name not in stored])
-        arrays = {n: pa.array(own, _TYPES[fields[n].kind]) for n, own in joined.items()}
+        arrays = {name: _field_array(own, fields[name].kind) for name, own in joined.items()}
         self._connection.register("index_table", pa.table(arrays))
         self._connection.register("live_table", live)
         found = live_and_sealed("live_table", ("id", "recorded_at"), sealed)
@@ -235,6 +258,13 @@ class RunSql(Closing):
             "index_table.* EXCLUDE (id, recorded_at) "
             f"FROM ({found}) AS found JOIN index_table USING (id, recorded_at)"
         )
+
+
+def _field_array(values: Sequence[Any], kind: Kind) -> pa.Array:
+    if kind == "real":
+        # SQLite gives whole ones as integers, of which Arrow makes no float beyond 2**53.
+        values = [value if value is None else float(value) for value in values]
+    return pa.array(values, _TYPES[kind])
 
 
 def _live_table(run: RunDirectory) -> pa.Table:
@@ -278,6 +308,12 @@ def _events(records: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def _plain(value: Any) -> Any:
+    """A value of DuckDB's as JSON can carry it."""
     if isinstance(value, Decimal):
         return float(value)
-    return value if isinstance(value, int | float | str | list | dict | None) else str(value)
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        # Most are the numbers of many tokens.
+        return list(value) if _PLAIN.issuperset(map(type, value)) else list(map(_plain, value))
+    return value if type(value) in _PLAIN else str(value)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from agentrl.store import RunDirectory
+from agentrl.store import Heartbeat, RunDirectory
 from agentrl.viewer.app import create_app
 
 Agentrl = Callable[..., tuple[int, str, str]]
@@ -121,6 +121,52 @@ def test_one_bad_configuration_hides_no_other_run(
     assert "run_unlisted" in [getattr(one, "event", "") for one in caplog.records]
     damage = asking.get(f"/api/runs/{rows['other']['key']}").json()["damage"]
     assert "config.resolved.yaml cannot be read: it is no YAML" in damage[0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"blame": "loss"},
+        {"blame": "loss", "step": None},
+        {"blame": 5, "step": 1},
+        {"query": 5, "stage": "rl"},
+        {"trajectory": {"a": 1}},
+        {"trajectories": 5},
+        {"trajectories": [5]},
+        {"time": 10**400},
+    ],
+    ids=lambda more: str(more)[:40],
+)
+def test_an_alert_with_odd_fields_leads_nowhere(
+    agentrl: Agentrl, run_dir: Path, tmp_path: Path, more: dict[str, object]
+) -> None:
+    event = {"time": 1.0, "level": "warning", "event": "odd", "message": "hm", **more}
+    (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
+    app = create_app(tmp_path, token="secret")
+    asking = TestClient(app, "http://localhost", headers={"Authorization": "Bearer secret"})
+    at = f"/api/runs/{asking.get('/api/runs').json()['runs'][0]['key']}"
+    overview = asking.get(f"{at}/overview")
+    assert overview.status_code == 200
+    damage = asking.get(at).json()["damage"]
+    links = [one["link"] for one in overview.json()["alerts"]]
+    # an alert without a step is one all the same
+    assert links == ([] if damage else [{"page": "overview"}])
+    assert agentrl("tail", run_dir)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "more", [{"period_s": "x"}, {"counter": None}, {"stage": 5}, {"end": 1}], ids=str
+)
+def test_a_heartbeat_with_odd_fields_is_none(
+    agentrl: Agentrl, run_dir: Path, more: dict[str, object]
+) -> None:
+    with Heartbeat(RunDirectory(run_dir)):
+        pass
+    beat = run_dir / "heartbeat.json"
+    beat.write_text(json.dumps({**json.loads(beat.read_text()), "end": "", **more}))
+    for command in ("show", "top", "tail"):
+        code, out, err = agentrl(command, run_dir)
+        assert (code, "finished" in out) == (0, True), err
 
 
 @pytest.mark.parametrize("link", ["file", "folder"])

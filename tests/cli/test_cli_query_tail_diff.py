@@ -10,11 +10,22 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from agentrl.store import EventLog, Heartbeat, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.cli.views.tail_lines import RunTail
+from agentrl.store import (
+    Annotation,
+    EventLog,
+    Heartbeat,
+    JsonlWriter,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+    keep_lines,
+)
 from agentrl.types import Task
 from tests.kit.waiting import DEADLINE_S
 
@@ -61,6 +72,39 @@ def test_query_answers_sql(agentrl: Agentrl, run_dir: Path) -> None:
     code, _, err = agentrl("query", run_dir, "DELETE FROM trajectories")
     assert code == 2
     assert "one SELECT" in err
+
+
+@pytest.mark.parametrize("large", [1e17, 1.7e308])
+def test_a_query_has_the_numbers_of_a_run_however_large(
+    agentrl: Agentrl, run_dir: Path, large: float
+) -> None:
+    with TrajectoryWriter(RunDirectory(run_dir), "other") as writer:
+        rewards = {"distance": large, "correct": 1.0}
+        writer.write(replace(two_turns(), group_index=9, rewards=rewards), step=2)
+        values = {"at": large, "staleness": large, "credit": -large}
+        writer.annotate(Annotation("9-0-0", 2, "judge", values=values))
+    names = '"reward.distance", "annotation.at", credit, staleness'
+    sql = f"SELECT {names} FROM trajectories WHERE id = '9-0-0'"
+    code, out, err = agentrl("query", run_dir, sql, "--json")
+    assert code == 0, err
+    # no whole number of versions
+    assert list(json.loads(out)[0].values()) == [large, large, -large, None]
+    code, out, _ = agentrl("query", run_dir, "SELECT count(*) AS number FROM metrics", "--json")
+    assert (code, json.loads(out)) == (0, [{"number": 2}])
+
+
+def test_a_query_tells_times_and_nested_numbers(agentrl: Agentrl, run_dir: Path) -> None:
+    sql = (
+        "SELECT list(reward::DECIMAL(9,2) ORDER BY id) AS rewards, min(to_timestamp(0)) AS first, "
+        "list(to_timestamp(0)::DATE) AS days, max(now()) AS now FROM trajectories"
+    )
+    code, out, err = agentrl("query", run_dir, sql, "--json")
+    assert code == 0, err
+    (row,) = json.loads(out)
+    assert datetime.fromisoformat(row.pop("now")).tzinfo is not None
+    assert datetime.fromisoformat(row.pop("first")).timestamp() == 0
+    assert row == {"rewards": [1.0, None], "days": ["1970-01-01"] * 2}
+    assert "[1.0, None]" in agentrl("query", run_dir, sql)[1]
 
 
 @pytest.mark.usefixtures("tokenizer")
@@ -133,6 +177,33 @@ def test_tail_follows_a_living_run_until_ctrl_c(run_dir: Path) -> None:
         assert tail.wait(DEADLINE_S) == 0
         tail.stdout.close()
     assert len(TrajectoryReader(run).summaries()) == 3
+
+
+def test_tail_tells_what_a_resume_made_again_and_nothing_twice(run_dir: Path) -> None:
+    run = RunDirectory(run_dir)
+
+    def log(*rows: dict[str, object]) -> None:
+        with closing(JsonlWriter(run.metrics_path)) as lines:
+            for row in rows:
+                lines.append(row)
+
+    log({"step": 2}, {"step": 3, "stage": "rl"})
+    with Heartbeat(run), RunTail(run, "", 9) as tail:
+        told = (dict(entry.values) for entry in tail.follow(0.0) if entry.kind == "step")
+        assert [next(told)["step"] for _ in range(4)] == [0, 1, 2, 3]
+        keep_lines(run.metrics_path, lambda row: row["step"] <= 2)
+        log({"step": 3, "stage": "again"})
+        assert next(told) == {"step": 3, "stage": "again"}
+        # another run in its place
+        run.metrics_path.unlink()
+        log({"step": 0}, {"step": 1}, {"step": 2}, {"step": 3}, {"step": 4})
+        assert [next(told) for _ in range(5)] == [{"step": step} for step in range(5)]
+
+
+def test_tail_names_events_that_are_none(agentrl: Agentrl, run_dir: Path) -> None:
+    event = {"level": "warning", "message": "m", "query": 5}
+    (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert "passed over: the query of an event cannot be 5" in agentrl("tail", run_dir)[1]
 
 
 def test_show_says_whether_a_run_lives(agentrl: Agentrl, run_dir: Path) -> None:

@@ -31,8 +31,9 @@ def test_a_run_beats_while_it_lives_and_says_how_it_ended(
     monkeypatch.setattr(heartbeat_module, "_MISSED", 10_000)
     watch = RunWatch(run)
     assert watch.look().kind == "stopped"
-    with Heartbeat(run, period_s=0.01) as heartbeat:
-        heartbeat.reach("rl", 3)
+    heartbeat = Heartbeat(run, period_s=0.01)
+    heartbeat.reach("rl", 3)
+    with heartbeat:
         beats_until(run, 4)
         state = watch.look()
         assert state.kind == "alive"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from agentrl.cli.terminal import counted, print_json_line, say
 from agentrl.errors import Closing
 from agentrl.store import RunDirectory, RunWatch
+from agentrl.store.json_text import to_json
 from agentrl.store.logs import event_fault
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.index.query import parse_query
@@ -35,6 +38,32 @@ class TailEntry(NamedTuple):
     values: Mapping[str, Any]
 
 
+class _NewLines:
+    """Lines of a file, each once; what is the same after a resume took later ones out is not new.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lines = AppendedLines(path)
+        self.damage = self._lines.damage
+        self._known: list[int] = []
+        """Hashes of those that were taken."""
+
+    def take(self) -> list[dict[str, Any]]:
+        restarted, records = self._lines.take()
+        found = list(records)
+        hashes = [hash(to_json(record)) for record in found]
+        if not restarted:
+            self._known += hashes
+            return found
+        pairs = zip(self._known, hashes, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._known = hashes
+        return found[same:]
+
+
 class RunTail(Closing):
     """Follows a run.
 
@@ -56,8 +85,8 @@ class RunTail(Closing):
         self._latest = latest
         self._watch = RunWatch(run)
         self._index = RunIndex(run)
-        self._events = AppendedLines(run.events_path)
-        self._metrics = AppendedLines(run.metrics_path)
+        self._events = _NewLines(run.events_path)
+        self._metrics = _NewLines(run.metrics_path)
         self._newest: float | None = None
         self._told: set[str] = set()
 
@@ -85,16 +114,17 @@ class RunTail(Closing):
         first = self._newest is None
         yield from self._few("trajectory", self._trajectories(), first)
         # What both files hold is taken at one time, so that a step and its alerts come together.
-        _, events = self._events.take()
-        _, steps = self._metrics.take()
+        events = self._events.take()
+        steps = self._metrics.take()
+        faults = list(map(event_fault, events))
         alerts = [
             record
-            for record in events
-            if record.get("level") in ("warning", "error") and not event_fault(record)
+            for record, fault in zip(events, faults, strict=True)
+            if record.get("level") in ("warning", "error") and not fault
         ]
         yield from self._few("alert", alerts, first)
-        yield from self._few("step", list(steps), first)
-        for text in (*self._events.damage, *self._metrics.damage):
+        yield from self._few("step", steps, first)
+        for text in filter(None, (*self._events.damage, *self._metrics.damage, *faults)):
             if text not in self._told:
                 self._told.add(text)
                 yield TailEntry("alert", {"level": "warning", "message": f"passed over: {text}"})

@@ -11,6 +11,7 @@ from agentrl.cli.views.tail_lines import TailEntry, print_entry
 from agentrl.metrics import format_duration
 from agentrl.store import RunDirectory, RunWatch
 from agentrl.store.heartbeat import read_told
+from agentrl.viewer.analysis.spans import seconds
 from agentrl.viewer.runs.metrics_table import AppendedLines
 
 _TURNS = ("run_failed", "interrupted", "resumed")
@@ -72,8 +73,8 @@ def print_top(found: Mapping[str, Any]) -> None:
 
 
 def _ago(told: Mapping[str, Any]) -> str:
-    at = told.get("time")
-    if not isinstance(at, int | float):
+    at = seconds(told.get("time"))
+    if not at:
         return "at no known time"
     return f"{format_duration(max(0.0, time.time() - at))} ago"
 

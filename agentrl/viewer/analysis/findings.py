@@ -253,7 +253,7 @@ def _alert(events: Iterable[Mapping[str, Any]]) -> list[OverviewFinding]:
     alerts = [event for event in events if event.get("level") in ("warning", "error")]
     if not alerts:
         return []
-    event = max(alerts, key=lambda one: float(one.get("time", 0.0)))
+    event = max(alerts, key=lambda one: one.get("time", 0.0))
     which = f"newest of {len(alerts)} alerts: " if len(alerts) > 1 else ""
     text = f"{which}{event.get('message', event.get('event', ''))}"
     return [OverviewFinding("alert", text, alert_link(event))]
@@ -266,7 +266,7 @@ def dropped_link(reason: str) -> dict[str, Any]:
 
 def alert_link(event: Mapping[str, Any]) -> dict[str, Any]:
     """Where the evidence of an event is."""
-    if event.get("blame"):
+    if event.get("blame") and event.get("step") is not None:
         return _blame_link(event, event["blame"])
     if event.get("query"):
         return {"page": "trajectories", "query": _of_stage(event["query"], event)}

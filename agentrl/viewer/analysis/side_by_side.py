@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
-from typing import Any
+from difflib import Match, SequenceMatcher
+from itertools import takewhile
+from typing import Any, TypeVar
 
 import numpy as np
 
 from agentrl.store import Annotation, TokenArrays
 from agentrl.types import CallRecord, SegmentKind, Trajectory, Turn, concat_ids, content_text
 from agentrl.types.arrays import common_prefix
+
+_T = TypeVar("_T")
 
 
 def group_view(
@@ -165,8 +168,8 @@ _MAX_WORDS = 20_000
 def turn_diff(a: Trajectory, b: Trajectory) -> dict[str, Any]:
     """What differs between two trajectories, as JSON.
 
-    Turns that are equal are aligned first, those between them in their order; a turn without a
-    partner stands alone.
+    Turns that are equal are aligned first, those between them in their order, as are those that
+    repeat too often to find which belongs to which; a turn without a partner stands alone.
 
     Returns:
         ``first_divergence``: the first token at which the trajectories part, as ``token`` (its
@@ -203,14 +206,68 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str
 
 
 def _aligned(a: Trajectory, b: Trajectory) -> Iterator[tuple[int | None, int | None]]:
-    keys_a, keys_b = ([_key(turn) for turn in one.turns] for one in (a, b))
-    for tag, i1, i2, j1, j2 in SequenceMatcher(None, keys_a, keys_b, autojunk=False).get_opcodes():
+    numbers: dict[tuple[Any, ...], int] = {}
+    turns_a, turns_b = (
+        [numbers.setdefault(_key(turn), len(numbers)) for turn in one.turns] for one in (a, b)
+    )
+    for tag, i1, i2, j1, j2 in _opcodes(turns_a, turns_b, autojunk=False):
         if tag == "equal":
             yield from zip(range(i1, i2), range(j1, j2), strict=True)
             continue
         for offset in range(max(i2 - i1, j2 - j1)):
             i, j = i1 + offset, j1 + offset
             yield (i if i < i2 else None), (j if j < j2 else None)
+
+
+_STEPS = 100
+"""Of an alignment, for each of its elements; 9,000 words of prose take 60. Those that repeat could
+take the cube of their number, and who repeats them is the policy.
+"""
+
+
+class _Matcher(SequenceMatcher[_T]):
+    """Finds no more matches once it has taken its steps."""
+
+    # Of SequenceMatcher, whose type stubs leave them out.
+    a: Sequence[_T]
+    b2j: dict[_T, list[int]]
+
+    def __init__(self, a: Sequence[_T], b: Sequence[_T], *, autojunk: bool) -> None:
+        self._steps = _STEPS * (len(a) + len(b))
+        super().__init__(None, a, b, autojunk)
+
+    def find_longest_match(
+        self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
+    ) -> Match:
+        own = self.a[alo:ahi]
+        self._steps -= len(own)
+        if self._steps >= 0:
+            self._steps -= sum(len(self.b2j.get(one, ())) for one in own)
+        if self._steps < 0:
+            return Match(alo, blo, 0)
+        return super().find_longest_match(alo, ahi, blo, bhi)
+
+
+def _opcodes(
+    a: Sequence[_T], b: Sequence[_T], *, autojunk: bool
+) -> Iterator[tuple[str, int, int, int, int]]:
+    """What of two sequences is equal and what is not, as ``SequenceMatcher.get_opcodes`` has it."""
+    first = _equal(zip(a, b, strict=False))
+    last = _equal(zip(reversed(a[first:]), reversed(b[first:]), strict=False))
+    ends = (len(a) - last, len(b) - last)
+    if first:
+        yield "equal", 0, first, 0, first
+    between = _Matcher(a[first : ends[0]], b[first : ends[1]], autojunk=autojunk)
+    for tag, *place in between.get_opcodes():
+        i1, i2, j1, j2 = (first + own for own in place)
+        yield tag, i1, i2, j1, j2
+    if last:
+        yield "equal", ends[0], len(a), ends[1], len(b)
+
+
+def _equal(pairs: Iterable[tuple[object, object]]) -> int:
+    """How many of the first pairs are of equals."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _key(turn: Turn) -> tuple[Any, ...]:
@@ -262,7 +319,7 @@ def _changes(a: str, b: str) -> list[list[str]]:
     if len(words_a) + len(words_b) > _MAX_WORDS:
         words_a, words_b = a.splitlines(keepends=True), b.splitlines(keepends=True)
     changes = []
-    for tag, i1, i2, j1, j2 in SequenceMatcher(None, words_a, words_b).get_opcodes():
+    for tag, i1, i2, j1, j2 in _opcodes(words_a, words_b, autojunk=True):
         if tag == "equal":
             changes.append(["=", "".join(words_a[i1:i2])])
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -140,4 +140,4 @@ def seconds(value: object) -> float:
     """A number of seconds that is one and not negative; else 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0.0
-    return float(value) if math.isfinite(value) and value > 0 else 0.0
+    return float(value) if 0 < value <= sys.float_info.max else 0.0

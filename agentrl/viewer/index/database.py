@@ -1,7 +1,7 @@
 """Index database: the SQLite file of an index, which is disposable, and where it can lie.
 
 - One process writes at a time: it holds ``flock`` on the file ``.lock`` beside. Any number reads.
-- A file that is damaged or of another version is removed and rebuilt.
+- A file that is damaged, of another version or of another run is removed and rebuilt.
 - A folder that takes nothing more is left for the next one, at last for memory.
 """
 
@@ -113,7 +113,7 @@ def _unfit(folder: Path) -> str:
 
 logger = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """Of the tables below; an index of another one is rebuilt."""
 
 _TYPES = {"integer": "INTEGER", "real": "REAL", "text": "TEXT", "list": "TEXT"}
@@ -157,6 +157,7 @@ CREATE TABLE ledger (
     drop_reason TEXT NOT NULL,
     PRIMARY KEY (group_index, rollout_index)
 ) WITHOUT ROWID;
+CREATE TABLE owner (run TEXT NOT NULL);
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('change', 0), ('removals', 0);
 PRAGMA user_version = {VERSION};
@@ -220,6 +221,21 @@ class IndexDatabase:
         if self.place != MEMORY and self._identity != _identity(self.place):
             self.close()
             self._open_somewhere()
+
+    def belong_to(self, run: str) -> None:
+        """Makes the index that of a run; one of another run, which was deleted from the same
+        folder, is made anew.
+
+        Args:
+            run: which (``run_identity``).
+        """
+        known = self.writer.execute("SELECT run FROM owner").fetchone()
+        if known is not None and known != (run,):
+            self.close()
+            self._remove()
+            self._open_somewhere()
+        if known != (run,):
+            self.writer.execute("INSERT INTO owner VALUES (?)", (run,))
 
     def recover(self, error: sqlite3.Error) -> None:
         """Rebuilds the index after an error, here or in the next place; it is empty then.

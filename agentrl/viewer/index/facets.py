@@ -99,6 +99,8 @@ class FacetColumns:
             edges = np.arange(low, high + 1 + width, width)
             edges = edges[: int((high - low) // width) + 2]
         else:
-            edges = np.linspace(low, high if high > low else low + 1, _BINS + 1)
+            end = high if high > low else low + 1
+            # By halves, since the distance of two numbers may be beyond any.
+            edges = 2 * np.linspace(low / 2, end / 2, _BINS + 1)
         counts, _ = np.histogram(values, edges)
         return {"edges": edges.tolist(), "counts": counts.tolist()}

@@ -309,6 +309,14 @@ class RunIndex(Closing):
             # Most looks find nothing new and end here, without a statement of SQL.
             if (self._database.opened, now) == self._taken:
                 return 0
+            opened, before = self._taken
+            if before is None or (opened, before.run) != (self._database.opened, now.run):
+                with self._reading:
+                    self._database.belong_to(now.run)
+                # What was found of a run that was deleted is not found of the one in its place.
+                self._search.forget()
+                self._listing = Listing(self._run)
+                now = self._snapshot()
             growth = Growth(self._run, now, self._database.writer)
             # in memory both connections share their pages, and a new column locks them
             with self._reading if self.place == MEMORY else nullcontext():

@@ -29,6 +29,8 @@ from agentrl.viewer.notes import NoteBook
 
 _T = TypeVar("_T")
 _MOST = sys.float_info.max
+_WHOLE = {name for name, field in FIELDS.items() if field.kind == "integer"}
+_LARGEST_WHOLE = 2**53
 _DAMAGE = (StoreError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
 KEPT = tuple(field for field in FIELDS.values() if field.stored)
 """The fields that shards have."""
@@ -134,7 +136,8 @@ def _parsed(*texts: str | None) -> Mapping[str, float]:
 
 
 def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the values that are finite numbers, by the name of their field.
+    """Those of the values that are finite numbers, by the name of their field; a field of whole
+    numbers takes no others.
 
     Args:
         kind: one of ``FOUND``.
@@ -146,6 +149,7 @@ def numbers_of(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(value, int | float)
         and abs(value) <= _MOST
         and (field := found_name(kind, name))
+        and (field not in _WHOLE or (value == int(value) and abs(value) < _LARGEST_WHOLE))
     }
 
 
@@ -240,8 +244,13 @@ Files = Mapping[str, FileState]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of a run at one time; equal ones mean that nothing was written in between."""
+    """The files of a run at one time; equal ones mean that nothing was written in between.
 
+    Args:
+        run: which run it is (``run_identity``).
+    """
+
+    run: str
     live: Files
     sealed: Files
     live_annotations: Files
@@ -249,6 +258,14 @@ class Snapshot:
     resumes: Files
     notes: Files
     ledger: FileState | None
+
+
+def run_identity(run: RunDirectory) -> str:
+    """Which run lies in the folder: its id, which a resume keeps; of one that has none, when its
+    ``run.json`` was written.
+    """
+    own = run.read_record().get("id")
+    return str(own) if own else f"written {run.record_path.stat().st_mtime_ns}"
 
 
 class Listing:
@@ -270,8 +287,10 @@ class Listing:
 
         Raises:
             OSError: a folder cannot be read.
+            StoreError: ``run.json`` cannot be.
         """
         root = self._run.root
+        run = run_identity(self._run)
         # What is annotated was stored before: an annotation never comes before its trajectory.
         resumes = _states(root, [self._run.resumes_path])
         annotations = self._annotations.look()
@@ -279,7 +298,7 @@ class Listing:
         notes = _states(root, self._run.notes_folder.glob("*.jsonl"))
         ledger = _states(root, [self._run.ledger_path])
         return Snapshot(
-            *trajectories, *annotations, resumes, notes, next(iter(ledger.values()), None)
+            run, *trajectories, *annotations, resumes, notes, next(iter(ledger.values()), None)
         )
 
 

@@ -45,6 +45,8 @@ class AppendedLines:
             StoreError: the file is there and cannot be read.
         """
         same, records = self._follower.look(self._pass_over)
+        if not same:
+            self.damage.clear()
         return not same, (record for _, record in records)
 
     def _pass_over(self, error: StoreError) -> None:

@@ -137,6 +137,7 @@ def _lines(path: Path) -> int:
 
 
 _FRESH_S = 0.3
+_WorstTokens = dict[tuple[int, str | None], BlameRow | None]
 
 
 class OpenRun(Closing):
@@ -167,8 +168,7 @@ class OpenRun(Closing):
         self._mask = SecretMask()
         self._damage: list[str] = []
         self._settings: tuple[Stamp | None, Mapping[str, Any], str] | None = None
-        self.worst_tokens: dict[tuple[int, str | None], BlameRow | None] = {}
-        """By step and stage (``views.run_view``)."""
+        self._worst_tokens: tuple[object, _WorstTokens] = (None, {})
         self.parts: dict[tuple[str, float], list[Span]] = {}
         """Of the episodes of the step that was shown last, by id and ``recorded_at``."""
         self.read_of = (0, 0)
@@ -213,6 +213,14 @@ class OpenRun(Closing):
     def _file_of(self, trajectory_id: str, looking: bool) -> Path | None:
         self.refresh_index(0.0 if looking else _FRESH_S)
         return self._index.file_of(trajectory_id)
+
+    @property
+    def worst_tokens(self) -> _WorstTokens:
+        """By step and stage (``views.run_view``); those of steps that are no more are gone."""
+        # The metrics begin again where the run goes back, or another one is in its place.
+        if self._worst_tokens[0] is not self.metrics.stages:
+            self._worst_tokens = (self.metrics.stages, {})
+        return self._worst_tokens[1]
 
     def settings(self) -> tuple[Mapping[str, Any], str]:
         """``config.resolved.yaml`` as it is now, and why it cannot be read; where there is none,

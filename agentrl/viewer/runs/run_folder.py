@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.viewer_error import not_found
 
-_DEEPEST = 4
+logger = logging.getLogger(__name__)
+
+_DEEPEST = 8
 _MOST_FOLDERS = 20_000
 _LOOK_AGAIN_S = 2.0
+_SHARE = 0.1
+"""Of the time, at most, that looks at many folders take."""
 _MOST_IN_MEMORY = 4
 _IDLE_S = 60.0
 
 
 class RunFolder:
-    """One run, or every run below a folder; safe to use from several threads.
+    """One run, or every run up to eight folders below one; safe to use from several threads.
 
     Args:
         source: a run directory, or a folder above some.
@@ -33,11 +37,12 @@ class RunFolder:
 
     def __init__(self, source: Path) -> None:
         self.source = source.resolve()
-        # guards _paths, _open and _looked_at; an OpenRun has a lock of its own
+        # guards all below; an OpenRun has a lock of its own
         self._lock = threading.Lock()
         self._paths: dict[str, Path] = {}
         self._open: dict[str, OpenRun] = {}
-        self._looked_at = 0.0
+        self._look_again_at = 0.0
+        self._told = ""
         self._look()
         if not self._paths:
             self._refuse(source)
@@ -54,7 +59,7 @@ class RunFolder:
     def runs(self) -> list[OpenRun]:
         """Every run, also those that began since the last call."""
         with self._lock:
-            if time.monotonic() - self._looked_at > _LOOK_AGAIN_S:
+            if monotonic() > self._look_again_at:
                 self._look()
             return [self._opened(key) for key in self._paths]
 
@@ -70,7 +75,7 @@ class RunFolder:
             if key not in self._paths:
                 raise not_found(f"this viewer shows no run {key[:40]!r}; /api/runs lists its own")
             run = self._opened(key)
-            run.used_at = time.monotonic()
+            run.used_at = monotonic()
             idle = self._idle()
         # Outside the lock: to close an index may wait for a search in it.
         for other in idle:
@@ -99,13 +104,20 @@ class RunFolder:
     def _idle(self) -> list[OpenRun]:
         """Runs that nobody looks at any more, beyond those that may stay in memory."""
         newest = sorted(self._open.values(), key=lambda run: run.used_at, reverse=True)
-        before = time.monotonic() - _IDLE_S
+        before = monotonic() - _IDLE_S
         return [run for run in newest[_MOST_IN_MEMORY:] if 0 < run.used_at < before]
 
     def _look(self) -> None:
-        self._looked_at = time.monotonic()
+        began = monotonic()
+        found, left_out = _runs_below(self.source)
+        ended = monotonic()
+        self._look_again_at = ended + max(_LOOK_AGAIN_S, (ended - began) / _SHARE)
         # a run that was moved keeps its key: its pages then say so
-        self._paths |= {run_key(path): path for path in _runs_below(self.source)}
+        self._paths |= {run_key(path): path for path in found}
+        if left_out and left_out != self._told:
+            self._told = left_out
+            told = {"event": "runs_left_out", "folder": str(self.source), "why": left_out}
+            logger.warning("%s: %s; name one nearer to them", self.source, left_out, extra=told)
 
     def _refuse(self, source: Path) -> None:
         if not self.source.is_dir():
@@ -122,21 +134,26 @@ def run_key(path: Path) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
 
 
-def _runs_below(root: Path) -> Iterator[Path]:
-    """Folders with a ``run.json``, the nearest first; never one within another."""
+def _runs_below(root: Path) -> tuple[list[Path], str]:
+    """Folders with a ``run.json``, the nearest first, never one within another; and which are left
+    out, empty where none can be.
+    """
+    found = []
     level = [root]
     seen = 0
-    for _ in range(_DEEPEST):
+    for _ in range(_DEEPEST + 1):
         below: list[Path] = []
         for folder in level:
             if RunDirectory(folder).record_path.is_file():
-                yield folder
+                found.append(folder)
                 continue
             seen += 1
             if seen > _MOST_FOLDERS:
-                return
+                return found, f"runs beyond the nearest {_MOST_FOLDERS:,} folders are not listed"
             below += _folders(folder)
         level = below
+    deeper = f"runs that lie more than {_DEEPEST} folders below it are not listed"
+    return found, deeper if level else ""
 
 
 def _folders(folder: Path) -> list[Path]:

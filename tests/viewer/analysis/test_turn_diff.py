@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import Match, SequenceMatcher
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agentrl.types import Segment, SegmentKind, Task, Trajectory, Turn
 from agentrl.viewer.analysis.side_by_side import turn_diff
@@ -55,6 +58,63 @@ def test_a_turn_without_a_partner_stands_alone_and_later_ones_align() -> None:
     b = trajectory(turn(0, "a", 5), turn(1, "c", 7), rollout=1)
     found = turn_diff(a, b)
     assert [(pair["a"], pair["b"]) for pair in found["turns"]] == [(0, 0), (1, None), (2, 1)]
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What each search for a match looks at."""
+    taken: list[int] = []
+    find = SequenceMatcher.find_longest_match
+
+    def counted(self: SequenceMatcher[Any], *place: int) -> Match:
+        own = self.a[place[0] : place[1]]
+        taken.append(sum(1 + len(self.b2j.get(one, ())) for one in own))
+        return find(self, *place)
+
+    monkeypatch.setattr(SequenceMatcher, "find_longest_match", counted)
+    return taken
+
+
+SAME = [0] * 300
+OFTEN_A = [0 if place % 2 else place for place in range(1, 301)]
+OFTEN_B = [0 if place % 2 else -place for place in range(1, 301)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "first", "last"),
+    [
+        pytest.param(SAME, SAME, (0, 0), (299, 299), id="equal"),
+        pytest.param([1, *SAME, 2], [3, *SAME, 4], (0, 0), (301, 301), id="other ends"),
+        pytest.param([1, *SAME], [*SAME, 2], (0, 0), (300, 300), id="moved"),
+        pytest.param(OFTEN_A, OFTEN_B, (0, 0), (299, 299), id="every second one"),
+        pytest.param([1, *range(9, 309)], range(9, 309), (0, None), (300, 299), id="one more"),
+    ],
+)
+def test_turns_that_repeat_take_steps_in_proportion_to_their_number(
+    steps: list[int],
+    a: Sequence[int],
+    b: Sequence[int],
+    first: tuple[int, int | None],
+    last: tuple[int, int],
+) -> None:
+    made = [trajectory(*(turn(i, str(own), 5) for i, own in enumerate(one))) for one in (a, b)]
+    pairs = [(pair["a"], pair["b"]) for pair in turn_diff(*made)["turns"]]
+    assert (pairs[0], pairs[-1]) == (first, last)
+    assert [own for own, _ in pairs if own is not None] == list(range(len(a)))
+    assert [own for _, own in pairs if own is not None] == list(range(len(b)))
+    # of the turns, and a few of the one word of each
+    assert sum(steps) <= 100 * (len(a) + len(b)) + 10 * len(pairs)
+
+
+def test_words_that_repeat_take_steps_in_proportion_to_their_number(steps: list[int]) -> None:
+    # a hundred words, each just seldom enough to be one of meaning
+    words = [[f"w{place * by % 101}" for place in range(1500)] for by in (7, 17)]
+    texts = list(map(" ".join, words))
+    found = turn_diff(*(trajectory(turn(0, text, 5)) for text in texts))
+    changes = found["turns"][0]["differences"]["text"]["changes"]
+    for side, text in zip("ab", texts, strict=True):
+        assert "".join(part for own, part in changes if own in ("=", side)) == text
+    assert sum(steps) <= 100 * 2 * 2999
 
 
 def test_a_trajectory_that_ended_earlier_has_no_token_there() -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import ConfigError, StoreError
-from agentrl.store import KeepSpec, RunDirectory, TrajectoryWriter
+from agentrl.store import Annotation, KeepSpec, RunDirectory, TrajectoryWriter
 from agentrl.types import Status
 from agentrl.viewer.index import RunIndex, parse_query, text_search
 from agentrl.viewer.notes import NoteBook
@@ -150,6 +151,18 @@ def test_facets_count_what_a_query_holds_for(
     reward = found["histograms"]["reward"]
     assert (reward["edges"][0], reward["edges"][-1], sum(reward["counts"])) == (0.0, 1.0, 9)
     assert index.facets("step:99")["columns"]["status"] == []
+
+
+def test_the_histogram_of_the_largest_numbers_counts_them(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        for group, distance in enumerate((-1.7e308, 0.0, 1.7e308)):
+            writer.write(make(group, rewards={"distance": distance}), step=1)
+    index.refresh()
+    found = index.facets(names=["reward.distance"])["histograms"]["reward.distance"]
+    assert (found["edges"][0], found["edges"][-1]) == (-1.7e308, 1.7e308)
+    assert [place for place, count in enumerate(found["counts"]) if count] == [0, 10, 19]
 
 
 @pytest.mark.parametrize(
@@ -341,3 +354,79 @@ def test_a_run_that_was_moved_is_told_and_keeps_its_rows(
     with pytest.raises(StoreError, match="moved or removed"):
         index.refresh()
     assert index.page().total == 1
+
+
+def ledger_lines(run: RunDirectory, count: int, **to: object) -> None:
+    with run.ledger_path.open("a") as file:
+        for group in range(count):
+            for row in ({"to": "running"}, to):
+                line = {"attempt": 0, "group_index": group, "rollout_indices": [0], **row}
+                file.write(json.dumps(line) + "\n")
+
+
+def replaced(run: RunDirectory, record: Mapping[str, object]) -> None:
+    """Another run in the folder of one that was deleted."""
+    shutil.rmtree(run.root)
+    RunDirectory.create(run.root, record)
+
+
+@pytest.mark.parametrize("record", [{"id": "b"}, {"seed": 2}], ids=["id", "without an id"])
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+def test_a_run_in_the_place_of_a_deleted_one_has_nothing_of_it(
+    run: RunDirectory, make: Make, tmp_path: Path, record: Mapping[str, object], is_open: bool
+) -> None:
+    replaced(run, {**record, "id": "a"} if "id" in record else {})
+    first = RunIndex(run, tmp_path / "cache")
+    with TrajectoryWriter(run) as writer:
+        for group in range(3):
+            writer.write(make(group, reward=0.0), step=1)
+            writer.annotate(Annotation(f"{group}-0-0", 1, values={"credit": 9.0}))
+        writer.flush()
+        ledger_lines(run, 3, to="dropped", reason="no_spread")
+        assert first.refresh() == 3
+        assert first.page("needle").total == 0
+    if not is_open:
+        first.close()
+    replaced(run, record)
+    with TrajectoryWriter(run) as writer:
+        for group in range(8):
+            writer.write(make(group, reward=1.0, text="a needle" * 9), step=1)
+            values = {"verdict": 2.0, "much": "x" * 99}
+            writer.annotate(Annotation(f"{group}-0-0", 1, values=values))
+        writer.flush()
+        ledger_lines(run, 8, to="trained", step=1)
+        with first if is_open else RunIndex(run, tmp_path / "cache") as index:
+            assert index.refresh() == 8
+            rows = index.page(sort="group").rows
+            assert [row["group"] for row in rows] == list(range(8))
+            names = ("reward", "drop", "trained_step", "credit")
+            assert {tuple(one[name] for name in names) for one in rows} == {(1.0, "", 1, None)}
+            assert {row["annotation.verdict"] for row in rows} == {2.0}
+            assert index.page("needle").total == 8
+            assert index.damage() == []
+            assert index.refresh() == 0
+    assert len(list((tmp_path / "cache").glob("*.sqlite"))) == 1
+
+
+def test_a_resumed_run_keeps_its_index(run: RunDirectory, make: Make, index: RunIndex) -> None:
+    replaced(run, {"id": "a"})
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(1), step=1)
+    assert index.refresh() == 1
+    run.record_path.write_text(json.dumps({**run.read_record(), "resumed": [{"time": "now"}]}))
+    assert index.refresh() == 0
+    assert index.ids() == ["1-0-0"]
+
+
+def test_a_ledger_that_was_replaced_by_a_longer_one_is_read_from_its_beginning(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), step=1)
+    ledger_lines(run, 1, to="dropped", reason="no_spread")
+    assert index.refresh() == 1
+    run.ledger_path.unlink()
+    ledger_lines(run, 8, to="trained", step=12345)
+    index.refresh()
+    assert index.ids("trained_step:12345") == ["0-0-0"]
+    assert index.damage() == []

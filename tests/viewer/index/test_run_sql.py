@@ -20,6 +20,12 @@ from tests.store.kept_run import write_run
 from .conftest import Make
 
 
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zone in which times are told."""
+    monkeypatch.setenv("TZ", "UTC")
+
+
 @pytest.fixture
 def sql(run: RunDirectory, make: Make, tmp_path: Path) -> Iterator[RunSql]:
     """A sealed trajectory, one that is older than it, and a live one."""
@@ -54,6 +60,34 @@ def sql(run: RunDirectory, make: Make, tmp_path: Path) -> Iterator[RunSql]:
 )  # fmt: skip
 def test_the_views(sql: RunSql, statement: str, rows: list[tuple[object, ...]]) -> None:
     assert sql.query(statement).rows == rows
+
+
+TIME = "1970-01-01 00:00:01.5+00"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("to_timestamp(1.5) AT TIME ZONE 'UTC'", "1970-01-01 00:00:01.500000"),
+        ("to_timestamp(1.5)", TIME),
+        ("date_trunc('minute', to_timestamp(1.5))", "1970-01-01 00:00:00+00"),
+        ("now() > to_timestamp(1.5)", True),
+        ("[to_timestamp(1.5), NULL]", [TIME, None]),
+        ("{'at': [to_timestamp(1.5)], 'n': 1}", {"at": [TIME], "n": 1}),
+        ("map {to_timestamp(1.5): 2}", {TIME: 2}),
+        ("list(1::DECIMAL(9,2))", [1.0]),
+        ("{'a': 0.5::DECIMAL(9,2), 'b': DATE '2026-01-02'}", {"a": 0.5, "b": "2026-01-02"}),
+        ("map {2: [DATE '2026-01-02']}", {"2": ["2026-01-02"]}),
+        ("[INTERVAL 1 DAY]", ["1 day, 0:00:00"]),
+        ("['a'::BLOB]", ["b'a'"]),
+        ("[true, 1, NULL]", [1, 1, None]),
+    ],
+)
+def test_times_and_nested_values_are_plain(sql: RunSql, expression: str, value: object) -> None:
+    found = sql.query(f"SELECT {expression} AS told, 1 AS told FROM range(1) ORDER BY 1; -- so")
+    # of which 1 and a Decimal of 1 are two
+    assert repr(found.rows) == repr([(value, 1)])
+    assert found.columns == ("told", "told")
 
 
 def learned(sql: RunSql, reader: TrajectoryReader) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
@@ -10,7 +11,8 @@ from tokenizers import Tokenizer
 from agentrl.cli.main import run as run_command_line
 from agentrl.store import JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.viewer.demo import unpack_demo
-from agentrl.viewer.runs.open_run import count_trajectories
+from agentrl.viewer.runs import run_folder
+from agentrl.viewer.runs.open_run import OpenRun, count_trajectories
 from agentrl.viewer.runs.run_folder import RunFolder, run_key
 from benchmarks.demo.planted import planted_faults
 from tests.kit.waiting import until
@@ -37,6 +39,56 @@ def test_every_run_below_a_folder_is_listed_once(run: RunDirectory) -> None:
             assert client.get(f"/api/runs/{key}/trajectories").json()["total"] == 12
 
 
+def test_runs_up_to_eight_folders_below_are_listed_and_deeper_ones_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "project"
+    eight = root / "runs/exp/lr1b/a/b/c/d/seed0"
+    RunDirectory.create(eight)
+    assert [run.directory.root for run in RunFolder(root).runs()] == [eight.resolve()]
+    assert caplog.records == []
+    RunDirectory.create(eight.parent / "more" / "seed1")
+    runs = RunFolder(root)
+    runs.get(run_key(eight.resolve()))
+    [told] = caplog.records
+    assert (told.event, told.folder) == ("runs_left_out", str(root.resolve()))
+    assert "more than 8 folders below it are not listed" in told.getMessage()
+    runs.close()
+
+
+def test_a_folder_above_too_many_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_folder, "_MOST_FOLDERS", 4)
+    for number in range(3):
+        (tmp_path / "many" / f"{number}").mkdir(parents=True)
+    RunDirectory.create(tmp_path / "many" / "run")
+    (tmp_path / "many" / "zz").mkdir()
+    assert [run.name for run in RunFolder(tmp_path / "many").runs()] == ["run"]
+    assert "runs beyond the nearest 4 folders are not listed" in caplog.text
+
+
+def test_a_look_that_takes_long_is_not_taken_at_every_list(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    looks = []
+
+    def look(root: Path) -> tuple[list[Path], str]:
+        nonlocal now
+        looks.append(now)
+        now += 5.0
+        return [root], ""
+
+    monkeypatch.setattr(run_folder, "monotonic", lambda: now)
+    monkeypatch.setattr(run_folder, "_runs_below", look)
+    runs = RunFolder(run.root)
+    for _ in range(20):
+        now += 4.0
+        runs.runs()
+    assert looks == [0.0, 57.0]
+
+
 def test_a_run_that_cannot_be_read_is_listed_with_the_reason(run: RunDirectory) -> None:
     broken = run.root.parent / "broken"
     broken.mkdir()
@@ -59,6 +111,19 @@ def test_a_released_run_is_read_again(run: RunDirectory) -> None:
     one.close()
     assert one.index().page().total == 12
     runs.close()
+
+
+def test_what_is_kept_of_a_step_goes_once_its_lines_are_others(run: RunDirectory) -> None:
+    opened = OpenRun(run)
+    opened.metrics.refresh()
+    opened.worst_tokens[1, "rl"] = None
+    run.metrics_path.write_text('{"step": 1, "stage": "rl", "time": 1.0}\nno object\n')
+    opened.metrics.refresh()
+    assert opened.worst_tokens == {}
+    assert len(opened.metrics.damage) == 1
+    run.metrics_path.write_text('{"step": 1, "stage": "rl", "time": 2.0}\n')
+    opened.metrics.refresh()
+    assert opened.metrics.damage == []
 
 
 def test_rows_are_counted_without_an_index(run: RunDirectory) -> None:

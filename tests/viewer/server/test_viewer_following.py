@@ -6,13 +6,16 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
+import pytest
 from tokenizers import Tokenizer
 
 from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
+from agentrl.viewer import following
+from agentrl.viewer.runs.open_run import OpenRun
 from tests.kit.waiting import until
 from tests.viewer.server.viewers import Client, make_trajectory, viewing
 
@@ -102,6 +105,59 @@ def test_a_viewer_ends_at_once_with_pages_open(run: RunDirectory) -> None:
         began = time.monotonic()
     assert time.monotonic() - began < 60  # it waits for no page
     stack.close()
+
+
+def test_a_page_is_told_what_follows_an_odd_alert(client: Client, run: RunDirectory) -> None:
+    with client.stream("GET", stream_path(client)) as response:
+        told = events(response)
+        first = {next(told)[1] for _ in range(3)}
+        assert first == {"state", "step", "trajectories"}
+        odd = {"time": 1.0, "level": "warning", "event": "x", "message": "m", "blame": "loss"}
+        with closing(JsonlWriter(run.events_path)) as lines:
+            lines.append(odd)
+        assert next(data for _, kind, data in told if kind == "alert")["text"] == "m"
+        with closing(JsonlWriter(run.metrics_path)) as lines:
+            lines.append({"step": 4, "stage": "rl", "time": 1.0})
+        assert next(data for _, kind, data in told if kind == "step") == {"step": 4, "stage": "rl"}
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_goes_on(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = iter([ZeroDivisionError("by nobody")] * 3)
+    sound = following.run_signature
+
+    def signature(of: OpenRun) -> object:
+        for fault in faults:
+            raise fault
+        return sound(of)
+
+    monkeypatch.setattr(following, "run_signature", signature)
+    with client.stream("GET", stream_path(client)) as response:
+        told = events(response)
+        states = [next(told)[1:], next(told)[1:]]
+    lost = {"state": "lost", "why": "ZeroDivisionError('by nobody')"}
+    assert states == [("state", lost), ("state", {"state": "stopped"})]
+    assert [one.event for one in caplog.records if hasattr(one, "event")] == ["follow_failed"]
+
+
+def test_all_alerts_of_a_run_in_the_place_of_another_are_told(
+    client: Client, run: RunDirectory
+) -> None:
+    def alerts(*texts: str) -> None:
+        with closing(EventLog(run)) as log:
+            for text in texts:
+                log.log("x", text, boundary="store", level="warning")
+
+    alerts("old", "older")
+    with client.stream("GET", stream_path(client)) as response:
+        told = events(response)
+        while next(told)[1] != "trajectories":
+            pass
+        run.events_path.unlink()
+        alerts("first", "second", "third")
+        found = (data["text"] for _, kind, data in told if kind == "alert")
+        assert [next(found) for _ in range(3)] == ["first", "second", "third"]
 
 
 def test_a_run_that_is_moved_while_watched_is_told(client: Client, run: RunDirectory) -> None:

@@ -61,6 +61,14 @@ def test_a_link_leads_back_to_what_it_was_made_of() -> None:
     assert in_node("lib/router.js", body, cases) == cases
 
 
+def test_a_group_is_named_by_number_stage_and_label_and_never_by_a_step() -> None:
+    row = {"group": 3, "stage": "rl", "label": "code/step=000001/greedy", "step": 4}
+
+    assert in_node("lib/router.js", "return m.groupLink('k', given)", row) == (
+        "#/run/k/group/3?stage=rl&label=code%2Fstep%3D000001%2Fgreedy"
+    )
+
+
 @pytest.mark.parametrize(
     "hash_", ["#/nowhere", "#/run/k/nowhere", "#/run/k/task", "#/run/k/blame/x"]
 )

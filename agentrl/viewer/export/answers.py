@@ -207,21 +207,13 @@ class ExportedAnswers:
         return {"tokens": token_view(run, row), "rendered": rendered_view(pieces, row)}
 
     def _add_groups(self) -> None:
-        """The groups as far as they are exported; the page puts their tokens in.
-
-        A group is asked for with its step or without: two evaluations of one label have groups of
-        equal numbers.
-        """
-        groups: dict[tuple[int, str, str, int | None], list[Mapping[str, Any]]] = {}
+        """The groups as far as they are exported; the page puts their tokens in."""
+        groups: dict[tuple[int, str, str], list[Mapping[str, Any]]] = {}
         for row in self.rows:
-            place = (row["group"], row["stage"], row["label"])
-            for step in (row["step"], None):
-                groups.setdefault((*place, step), []).append(row)
-        for (number, stage, label, step), rows in groups.items():
-            if step is not None and len(rows) == len(groups[number, stage, label, None]):
-                continue
+            groups.setdefault((row["group"], row["stage"], row["label"]), []).append(row)
+        for named, rows in groups.items():
             view = group_of_rows(rows, [self._run.row(row["id"]) for row in rows])
-            asked = self._redaction.json([number, stage, label, "" if step is None else step])
+            asked = self._redaction.json(named)
             self._add_named("group", to_json([str(value) for value in asked]), view)
 
     def _add_tasks(self) -> None:

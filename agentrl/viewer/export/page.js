@@ -87,10 +87,8 @@
   /** What an answer is kept under. */
   const nameOf = (path, params) => {
     if (path.endsWith("/group")) {
-      const asked = (step) =>
-        `${path}?${JSON.stringify([...["group_index", "stage", "label"].map((name) => params.get(name) ?? ""), step])}`;
-      const exact = asked(params.get("step") ?? "");
-      return has(kept.answers, exact) ? exact : asked("");
+      const asked = ["group_index", "stage", "label"].map((name) => params.get(name) ?? "");
+      return `${path}?${JSON.stringify(asked)}`;
     }
     const id = params.get("id") ?? params.get("task_id");
     return id === null ? path : `${path}?id=${id}`;

@@ -34,8 +34,8 @@ def neighbours(index: RunIndex, columns: Mapping[str, Any]) -> dict[str, Any]:
         before = _first(index, f"step<{columns['step']} {stage}", _BEFORE)
     if after is None:
         after = _first(index, f"step>{columns['step']} {stage}", _AFTER)
-    group = f"group:{columns['group_index']} {step}"
-    group += f" {term('label', columns['label'])}"
+    # its rollouts end in several steps where the engine plays ahead
+    group = f"group:{columns['group_index']} {stage} {term('label', columns['label'])}"
     task = term("task", columns["task_id"])
     task_before, task_after = beside(index.ids(task, _AFTER) if task else [], own)
     return {

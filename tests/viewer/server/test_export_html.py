@@ -72,19 +72,21 @@ def test_a_trajectory_whose_json_is_broken_hides_itself_alone(
 
 def test_groups_and_tasks_hold_what_was_exported(run: RunDirectory) -> None:
     page = exported(run, "--query", "task:task-0", "--limit", "3")
-    group = answer(page, '/group?["6","","",""]')
+    group = answer(page, '/group?["6","",""]')
     assert [row["id"] for row in group["rows"]] == ["6-0-0", "6-1-0"]
-    assert [row["id"] for row in answer(page, '/group?["4","","",""]')["rows"]] == ["4-1-0"]
+    assert [row["id"] for row in answer(page, '/group?["4","",""]')["rows"]] == ["4-1-0"]
     task = answer(page, "/task?id=task-0")
     assert [row["id"] for row in task["rows"]] == ["4-1-0", "6-0-0", "6-1-0"]
 
 
-def test_groups_of_equal_numbers_are_told_apart_by_their_step(
+def test_groups_of_equal_numbers_are_told_apart_by_their_evaluation(
     run: RunDirectory, tokenizer: Tokenizer
 ) -> None:
     with TrajectoryWriter(run, "other") as writer:
         for step, rollout in ((4, 0), (5, 1)):
-            writer.write(make_trajectory(tokenizer, 50, rollout), step)
+            one = make_trajectory(tokenizer, 50, rollout)
+            writer.write(one, step)
+            writer.write(replace(one, label=f"code/step={step:06d}/greedy", purpose="eval"), step)
     page = exported(run, "--query", "group:50")
     groups = {
         name.partition("?")[2]: [row["id"] for row in json.loads(data)["rows"]]
@@ -92,9 +94,9 @@ def test_groups_of_equal_numbers_are_told_apart_by_their_step(
         if "/group?" in name
     }
     assert groups == {
-        '["50","","",""]': ["50-0-0", "50-1-0"],
-        '["50","","","4"]': ["50-0-0"],
-        '["50","","","5"]': ["50-1-0"],
+        '["50","",""]': ["50-0-0", "50-1-0"],
+        '["50","","code/step=000004/greedy"]': ["code/step=000004/greedy/50-0-0"],
+        '["50","","code/step=000005/greedy"]': ["code/step=000005/greedy/50-1-0"],
     }
 
 

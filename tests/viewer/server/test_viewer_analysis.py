@@ -130,7 +130,7 @@ def test_evaluations_are_listed_by_label(client: Client, run: RunDirectory) -> N
 
 
 def test_a_group_has_its_rollouts_with_advantages_and_tokens(client: Client) -> None:
-    answer = client.of_run("/group", group_index=2, stage="", step=1).json()
+    answer = client.of_run("/group", group_index=2, stage="").json()
     assert [row["id"] for row in answer["rows"]] == ["2-0-0", "2-1-0"]
     assert answer["advantages"] == {"2-0-0": {"main": -0.5}, "2-1-0": {"main": 0.5}}
     assert answer["task"]["id"] == "task-0"
@@ -149,6 +149,55 @@ def test_a_group_is_of_training_where_no_evaluation_is_named(
     assert [row["id"] for row in answer["rows"]] == ["2-0-0", "2-1-0"]
     answer = client.of_run("/group", group_index=2, label=judged.label).json()
     assert [row["id"] for row in answer["rows"]] == [judged.id]
+
+
+def test_a_group_is_whole_beside_evaluations_that_count_from_0_too(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    with TrajectoryWriter(run, "evaluation") as writer:
+        for rollout in range(8):
+            writer.write(replace(make_trajectory(tokenizer, 0, rollout), stage="rl"), 1)
+        for step in range(12):
+            played = f"code/step={step:06d}/sampled"
+            for rollout in range(5):
+                one = make_trajectory(tokenizer, 0, rollout)
+                writer.write(replace(one, stage="rl", label=played, purpose="eval"), step)
+    answer = client.of_run("/group", group_index=0, stage="rl").json()
+    assert [row["id"] for row in answer["rows"]] == [f"0-{rollout}-0" for rollout in range(8)]
+    answer = client.of_run("/group", group_index=0, stage="rl", label=played).json()
+    assert [row["id"] for row in answer["rows"]] == [f"rl/{played}/0-{n}-0" for n in range(5)]
+
+
+def test_the_rewards_of_a_large_group_are_those_of_all_its_rollouts(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    with TrajectoryWriter(run, "other") as writer:
+        for rollout in range(65):
+            one = make_trajectory(tokenizer, 50, rollout)
+            writer.write(replace(one, reward=float(rollout == 64), group_size=65), 5)
+    answer = client.of_run("/group", group_index=50).json()
+    assert (answer["reward_mean"], answer["zero_std"]) == (1 / 65, False)
+    assert (len(answer["rows"]), len(answer["tokens"])) == (65, 64)
+
+
+def test_a_group_that_ended_in_two_steps_is_whole(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    with TrajectoryWriter(run, "other") as writer:
+        for rollout in range(8):
+            late = rollout > 4
+            one = make_trajectory(tokenizer, 50, rollout)
+            one = replace(one, stage="rl", reward=float(late), group_size=8)
+            writer.write(one, 2 if late else 1)
+    ids = [f"50-{rollout}-0" for rollout in range(8)]
+    answer = client.of_run("/trajectory", id="50-0-0").json()
+    assert answer["neighbours"]["siblings"] == ids
+    own = answer["summary"]
+    named = {"group_index": own["group_index"], "stage": own["stage"], "label": own["label"]}
+    group = client.of_run("/group", **named).json()
+    assert [row["id"] for row in group["rows"]] == ids
+    assert (group["reward_mean"], group["zero_std"]) == (0.375, False)
+    assert group["reward_std"] == pytest.approx(0.484, abs=1e-3)
 
 
 def test_a_task_is_followed_over_versions(client: Client) -> None:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from agentrl.cli.main import run as run_command_line
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, write_json
+from agentrl.types import CallRecord, ToolCall
 from tests.viewer.server.viewers import TEXTS, make_trajectory
 
 
@@ -150,6 +151,63 @@ def test_a_secret_leaves_blobs_and_stages_and_what_cannot_be_rewritten_is_left_o
     assert not [name for name, data in found.items() if b"hush" in data or b"5512" in data]
     [view] = [json.loads(data) for name, data in found.items() if name.endswith(key_of(run))]
     assert [stage["name"] for stage in view["stages"]] == ["█████"]
+
+
+KEY = "sk-0123456789abcdefghij"
+
+
+def test_a_mapping_with_the_keys_of_a_packed_array_is_redacted(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    played = make_trajectory(tokenizer, 50)
+    packed = {"dtype": "<f4", "data": KEY}
+    call = ToolCall("c0", "python", packed)
+    first = replace(played.turns[0], calls=(CallRecord(call, None, None),))
+    turns = (first, played.turns[1])
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(replace(played, turns=turns, info=packed, last_info=packed), 5)
+    found = answers(exported(run, "--query", "step:5", "--redact", "sk-[a-z0-9]{20}"))
+    assert not [name for name, data in found.items() if KEY[:5].encode() in data]
+    [tokens] = [json.loads(data) for name, data in found.items() if "/tokens?" in name]
+    kinds = base64.b64decode(tokens["kinds"]["data"])
+    assert len(kinds) == tokens["num_tokens"]
+
+
+def test_a_match_leaves_before_a_text_is_cut(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    said = "." * 484 + f" {KEY}"
+    played = make_trajectory(tokenizer, 50, prompt=said)
+    task = replace(played.task, answer={"numbers": [1] * 234, "key": KEY})
+    turns = (played.turns[0], replace(played.turns[1], text=said))
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(replace(played, task=task, turns=turns), 5)
+    page = exported(run, "--query", "step:5", "--redact", "sk-[a-z0-9]{20}")
+    assert not [name for name, data in answers(page).items() if KEY[:5].encode() in data]
+    [row] = answer(page, "/trajectories")["rows"]
+    assert row["prompt"] == row["final"] == "." * 484 + " █████"
+    assert row["answer"].endswith('"key":"█████"}')
+
+
+def test_a_match_leaves_before_a_name_is_divided(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    played = make_trajectory(tokenizer, 50)
+    with TrajectoryWriter(run, "other") as writer:
+        label = "code/before/hush-5512/greedy"
+        writer.write(replace(played, label=label, purpose="eval"), 5)
+    page = exported(run, "--query", "step:5", "--redact", "hush-5512/greedy")
+    assert not [name for name, data in answers(page).items() if b"greedy" in data]
+    [row] = answer(page, "/task?id=task-0")["rows"]
+    assert (row["label"], row["way"]) == ("code/before/█████", "code █████")
+
+
+def test_what_is_said_of_damage_is_not_in_a_redacted_file(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live = run.live_folder / "step=000005" / "other-0001.jsonl"
+    live.parent.mkdir(parents=True)
+    # a sentence has the first 200 characters of an id
+    live.write_text(json.dumps({"id": "." * 190 + KEY}) + "\n")
+    found = answers(exported(run, "--query", "step:3", "--redact", "sk-[a-z0-9]{20}"))
+    assert not [name for name, data in found.items() if KEY[:5].encode() in data]
+    assert f"..{KEY[:10]}'" in capfd.readouterr().err
 
 
 def test_a_secret_leaves_with_the_likeliest_tokens(run: RunDirectory, tokenizer: Tokenizer) -> None:

@@ -89,7 +89,8 @@ def test_what_leads_to_a_step_names_its_stage_where_there_are_several(
         "change": {**links["change"], "id": "2-0-0"},
         "alert": {"page": "trajectories", "query": 'step:2 stage:"sft"'},
     }
-    assert answer["evaluations"] == {"sums/greedy": {"step 8 of sft": 0.5}}
+    measured = {"name": "sums/greedy", "values": {"step 8 of sft": 0.5}, "query": None}
+    assert answer["evaluations"] == [measured]
     behaviour = client.of_run("/behaviour", a="1..1", b="2..2", stage="sft").json()
     assert (behaviour["num_a"], behaviour["num_b"]) == (0, 0)
 
@@ -123,10 +124,44 @@ def test_an_alert_of_health_leads_to_its_evidence(
     assert client.of_run("/trajectories", query=query).status_code == 200
 
 
-def test_evaluations_are_listed_by_label(client: Client, run: RunDirectory) -> None:
-    write_json(run.summary_path, {"eval": {"sums": {"before": {"greedy": 0.5}, "num_tasks": 3}}})
-    answer = client.of_run("/overview").json()
-    assert answer["evaluations"] == {"sums/before/greedy": {"score": 0.5}}
+def test_evaluations_of_a_run_that_ended_are_those_of_its_summary(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    own = {"greedy": 0.5, "sampled": None, "excluded": 2}
+    write_json(run.summary_path, {"eval": {"sums": {"before": own, "num_tasks": 3}}})
+    judged = replace(make_trajectory(tokenizer, 0), label="sums/before/greedy", purpose="eval")
+    with TrajectoryWriter(run, "evaluation") as writer:
+        writer.write(judged, 0)
+    greedy, sampled, excluded = client.of_run("/overview").json()["evaluations"]
+    assert (greedy["name"], greedy["values"]) == ("sums/before/greedy", {"score": 0.5})
+    rows = client.of_run("/trajectories", query=greedy["query"]).json()["rows"]
+    assert [row["id"] for row in rows] == [judged.id]
+    # nothing was played for these, or no label names what was
+    assert [sampled["query"], excluded["query"]] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["code", "my code", "a/b"])
+def test_evaluations_of_a_run_under_way_lead_to_their_trajectories(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer, name: str
+) -> None:
+    lines = JsonlWriter(run.metrics_path)
+    with TrajectoryWriter(run, "evaluation") as writer:
+        for step in (10, 20):
+            for stage in ("sft", "rl"):
+                logged = {f"eval/{name}/greedy": step / 100, f"eval/{name}/excluded": 1.0}
+                lines.append({"step": step, "stage": stage, "time": 200.0 + step, **logged})
+                one = make_trajectory(tokenizer, 0)
+                label = f"{name}/step={step:06d}/greedy"
+                writer.write(replace(one, stage=stage, label=label, purpose="eval"), step)
+    lines.close()
+    found = client.of_run("/overview").json()["evaluations"]
+    assert [(one["name"], one["values"]) for one in found if one["query"]] == [
+        (f"{name}/greedy", {"step 20 of rl": 0.2}),
+        (f"{name}/greedy", {"step 20 of sft": 0.2}),
+    ]
+    for one, stage in zip([one for one in found if one["query"]], ("rl", "sft"), strict=True):
+        rows = client.of_run("/trajectories", query=one["query"]).json()["rows"]
+        assert [row["id"] for row in rows] == [f"{stage}/{name}/step=000020/greedy/0-0-0"]
 
 
 def test_a_group_has_its_rollouts_with_advantages_and_tokens(client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,6 +185,42 @@ def test_a_click_puts_a_term_into_a_query_and_takes_it_out() -> None:
         True,
         'env:code text:"a b"',
     ]
+
+
+def made_json(rng: random.Random, depth: int = 3) -> Any:
+    """A value with integers around and far beyond 2^53, and with texts that look like such JSON."""
+    many = range(rng.randrange(4)) if depth else ()
+    text = "".join(rng.choices('"\\ :,[]-.e19', k=rng.randrange(20)))
+    near = rng.choice((-1, 1)) * 2**53 + rng.randrange(-3, 4)
+    return rng.choice(
+        (
+            [made_json(rng, depth - 1) for _ in many],
+            {f"{text}{place}": made_json(rng, depth - 1) for place in many},
+            text,
+            str(near),
+            near,
+            rng.randrange(-(2**70), 2**70),
+            rng.random(),
+            None,
+        )
+    )
+
+
+def test_json_is_read_and_written_exactly() -> None:
+    rng = random.Random(0)
+    values = [made_json(rng) for _ in range(500)]
+    values += [{"$int": "1234567890123456789"}, {"a": 1234567890123456789}]
+    texts = [json.dumps(value) for value in values]
+    body = "return given.map((text) => m.jsonText(m.parseJson(text), 2))"
+
+    assert [json.loads(text) for text in in_node("lib/exact_json.js", body, texts)] == values
+
+
+def test_an_integer_that_a_number_has_stays_a_number() -> None:
+    body = "return given.map((text) => typeof m.parseJson(text))"
+    texts = ["9007199254740991", "1234567890123456.5", "1e300", "9007199254740993"]
+
+    assert in_node("lib/exact_json.js", body, texts) == ["number", "number", "number", "bigint"]
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<i4", "|i1", "<f8"])

@@ -92,7 +92,7 @@ function facts(summary, seats) {
     ["tokens", count(summary.num_tokens)],
     ["policy version", versionText(versions)],
     ["trained in step", summary.trained_step],
-    ["dropped", shortName(summary.drop_reason ?? "")],
+    ["dropped", shortName(summary.drop ?? "")],
     ["took", span === null ? "" : duration(span)],
   ].filter(([, value]) => value !== undefined && value !== null && value !== "");
 }

@@ -313,4 +313,8 @@ def write_sample_run(folder: Path) -> RunDirectory:
         (big_trajectory(maker), None),
         (shown_trajectory(maker), None),
     ]
-    return write_run(folder, tokenizer, episodes)
+    run = write_run(folder, tokenizer, episodes)
+    fates = [{"to": "trained", "step": 1}, {"to": "dropped", "reason": HOSTILE_TEXT}]
+    rows = [{"group_index": n, "rollout_indices": [0], **fate} for n, fate in enumerate(fates)]
+    run.ledger_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return run

@@ -51,6 +51,16 @@ def test_the_chat_shows_words_calls_errors_and_agents(shown: Shown) -> None:
     assert shown.errors == []
 
 
+def test_the_head_says_what_became_of_an_episode(shown: Shown) -> None:
+    for own, name, value in (("0-0-0", "trained in step", "1"), ("1-0-0", "dropped", "<script>")):
+        page = shown.open(own, tab="timeline")
+        fact = page.locator(".traj-facts div", has=page.get_by_text(name, exact=True))
+        expect(fact.locator("dd")).to_contain_text(value)
+    page = shown.open("3-0-0", tab="timeline")
+    expect(page.locator(".traj-facts dt", has_text="dropped")).to_have_count(0)
+    assert shown.errors == []
+
+
 def test_a_large_integer_is_shown_and_copied_as_it_is_stored(shown: Shown) -> None:
     for tab, pane in (("chat", ".chat"), ("judging", ".judging"), ("state", ".state-view")):
         page = shown.open("0-0-0", pane, tab=tab, turn="1")

@@ -223,6 +223,11 @@ def test_an_integer_that_a_number_has_stays_a_number() -> None:
     assert in_node("lib/exact_json.js", body, texts) == ["number", "number", "number", "bigint"]
 
 
+@pytest.mark.parametrize("value", ["none", "any", "1..2", "a,b", "t*", ""])
+def test_a_value_that_would_mean_something_else_is_quoted(value: str) -> None:
+    assert in_node("lib/query.js", "return m.term('source', given)", value) == f'source:"{value}"'
+
+
 @pytest.mark.parametrize("dtype", ["<f4", "<i4", "|i1", "<f8"])
 def test_an_array_arrives_as_it_was_sent(dtype: str) -> None:
     sent = np.array([0, 1, -7, 100], dtype)

@@ -10,7 +10,6 @@ import base64
 import gzip
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.store.json_text import to_json
 from agentrl.viewer.analysis.side_by_side import task_view
 from agentrl.viewer.analysis.stored_rows import beginning, whole_text
-from agentrl.viewer.index.fields import FIELDS, TEXTS
+from agentrl.viewer.index.fields import TEXTS
 from agentrl.viewer.pieces import TokenPieces, hiding, taken_tokens
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
@@ -121,7 +120,7 @@ class Redaction:
         return [match.span() for pattern in self._patterns for match in pattern.finditer(text)]
 
 
-_SIMPLE = re.compile(r'([a-z_]+:("[^"]*"|[^\s"]+)( |$))*')
+_SIMPLE = re.compile(r'([a-z_]+:("[^"]*"|[^\s",*]+)( |$))*')
 """A query as an exported file answers it."""
 _SHA256 = re.compile(r'"sha256":\s?"([0-9a-f]{64})"')
 
@@ -175,7 +174,6 @@ class ExportedAnswers:
             self._add(f"{self._root}/metrics", metrics_view(run, run.metrics.names()))
             shown = {"total": len(self.rows), "rows": self.rows}
             self._add(f"{self._root}/trajectories", shown)
-            self._add(f"{self._root}/facets", self._facets())
             notes = run.notes.records(self._views)
             self._add(f"{self._root}/notes", {"notes": notes, "user": ""})
             self._add_groups()
@@ -296,12 +294,3 @@ class ExportedAnswers:
             else (value if value in own else None)
             for name, value in given.items()
         }
-
-    def _facets(self) -> dict[str, Any]:
-        columns = {}
-        for name in (name for name, own in FIELDS.items() if own.counted and not own.is_number):
-            counts: Counter[str] = Counter()
-            for row in self.rows:
-                counts.update(row[name] if isinstance(row[name], list) else [row[name] or ""])
-            columns[name] = [list(pair) for pair in counts.most_common()]
-        return {"columns": columns, "histograms": {}}

@@ -6,8 +6,11 @@ import base64
 import gzip
 import json
 import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,9 +19,11 @@ from playwright.sync_api import Browser
 from tokenizers import Tokenizer
 
 from agentrl.cli.main import run as run_command_line
-from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, write_json
-from agentrl.types import CallRecord, ToolCall
-from tests.viewer.server.viewers import TEXTS, make_trajectory
+from agentrl.store import Annotation, EventLog, RunDirectory, TrajectoryWriter, write_json
+from agentrl.types import CallRecord, Status, ToolCall
+from agentrl.viewer.export import html_file
+from agentrl.viewer.index import RunIndex
+from tests.viewer.server.viewers import TEXTS, make_trajectory, viewing
 
 
 def exported(run: RunDirectory, *options: str) -> str:
@@ -32,6 +37,40 @@ def answers(page: str) -> dict[str, bytes]:
     [kept] = re.findall(r'id="agentrl-export">(.*?)</script>', page, re.DOTALL)
     packed = json.loads(kept)["answers"]
     return {name: gzip.decompress(base64.b64decode(data)) for name, data in packed.items()}
+
+
+ASKING = """
+let text = "";
+for await (const part of process.stdin) text += part;
+const { kept, program, paths } = JSON.parse(text);
+globalThis.document = { getElementById: () => ({ textContent: kept }) };
+globalThis.HTMLImageElement = class { set src(value) {} };
+globalThis.location = { hash: "#/" };
+await import(program);
+const answers = [];
+for (const path of paths) {
+  const answer = await fetch(path);
+  answers.push([answer.status, await answer.json()]);
+}
+process.stdout.write(JSON.stringify(answers));
+"""
+
+
+def asked(run: RunDirectory, page: str, *paths: str) -> list[tuple[int, Any]]:
+    """What the file's own program answers to the viewer's requests below the run: status, JSON."""
+    [kept] = re.findall(r'id="agentrl-export">(.*?)</script>', page, re.DOTALL)
+    program = Path(html_file.__file__).with_name("page.js").as_uri()
+    wanted = [f"/api/runs/{key_of(run)}{path}" for path in paths]
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", ASKING],
+        input=json.dumps({"kept": kept, "program": program, "paths": wanted}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(status, value) for status, value in json.loads(done.stdout)]
 
 
 def answer(page: str, what: str) -> Any:
@@ -99,6 +138,62 @@ def test_groups_of_equal_numbers_are_told_apart_by_their_evaluation(
         '["50","","code/step=000004/greedy"]': ["code/step=000004/greedy/50-0-0"],
         '["50","","code/step=000005/greedy"]': ["code/step=000005/greedy/50-1-0"],
     }
+
+
+QUERIES = {
+    "source:sums": ["50-0-0", "50-3-0", "50-4-0"],
+    "source:none": ["50-2-0"],
+    'source:"none"': ["50-1-0"],
+    "source:any": ["50-0-0", "50-1-0", "50-3-0", "50-4-0"],
+    "reward:0..0.5": ["50-0-0", "50-4-0"],
+    "reward:0.5..": ["50-1-0", "50-2-0", "50-4-0"],
+    "task:1..2": ["50-3-0"],
+}
+
+
+def test_a_query_of_a_file_means_what_it_means_to_the_viewer(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    played = [make_trajectory(tokenizer, 50, rollout) for rollout in range(5)]
+    for rollout, source in ((1, "none"), (2, "")):
+        task = replace(played[rollout].task, data_source=source)
+        played[rollout] = replace(played[rollout], task=task, reward=1.0)
+    task = replace(played[3].task, id="1..2")
+    failed = Status("failed", "engine", "it gave up")
+    played[3] = replace(played[3], task=task, reward=None, status=failed)
+    played[4] = replace(played[4], reward=0.5)
+    with TrajectoryWriter(run, "other") as writer:
+        for one in played:
+            writer.write(one, 5)
+    page = exported(run, "--query", "step:5")
+    path = "/trajectories?sort=id&query="
+    found = asked(run, page, *[f"{path}{quote(query)}" for query in QUERIES])
+    assert [[row["id"] for row in value["rows"]] for _, value in found] == [*QUERIES.values()]
+    with RunIndex(run) as index:
+        index.refresh()
+        wanted = [index.ids(f"step:5 {query}", "id") for query in QUERIES]
+    assert wanted == [*QUERIES.values()]
+    refused = asked(run, page, *[f"{path}{one}" for one in ("status:failed,truncated", "task:t*")])
+    assert [status for status, _ in refused] == [400, 400]
+
+
+def test_facets_of_a_file_count_what_its_query_finds(run: RunDirectory) -> None:
+    page = exported(run, "--query", "step:3")
+    all_, some, chosen = asked(
+        run, page, "/facets", "/facets?query=task:task-0", "/facets?columns=task&columns=tokens"
+    )
+    assert all_[1]["columns"]["tool"] == [["python", 4]]
+    assert some[1]["columns"]["tool"] == [["python", 2]]
+    assert chosen[1]["columns"] == {"task": [["task-1", 2], ["task-0", 2]]}
+    assert asked(run, page, "/facets?query=step%3E1")[0][0] == 400
+
+
+def test_a_file_does_not_give_the_tokens_of_one_learner_for_those_of_another(
+    run: RunDirectory,
+) -> None:
+    page = exported(run, "--query", "group:2")
+    paths = ("/tokens?id=2-0-0", "/tokens?id=2-0-0&learner=actor&step=1")
+    assert [status for status, _ in asked(run, page, *paths)] == [200, 404]
 
 
 @pytest.mark.parametrize("options", [["--limit", "201"], ["--redact", "("], ["--redact", "x*"]])
@@ -251,6 +346,27 @@ def test_a_file_opens_from_the_disk_with_its_token_view(
     page.close()
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.browser
+def test_a_file_offers_no_choice_of_what_it_does_not_hold(
+    run: RunDirectory, browser: Browser
+) -> None:
+    with TrajectoryWriter(run, "other") as writer:
+        values = {"stage": "rl"}
+        writer.annotate(Annotation("2-0-0", 2, "critic", values=values, arrays={}))
+    exported(run, "--query", "group:2")
+    page = browser.new_page()
+    offered = []
+    shown = f"#/run/{key_of(run)}/trajectory/2-0-0?tab=tokens"
+    with viewing(run.root) as address:
+        viewer = f"http://127.0.0.1:{address.port}/?token={address.token}"
+        for root in (viewer, (run.root.parent / "out.html").as_uri()):
+            page.goto(f"{root}{shown}")
+            page.locator(".tok-text").first.wait_for()
+            offered.append(page.get_by_label("learned by").count())
+    page.close()
+    assert offered == [1, 0]
 
 
 @pytest.mark.slow

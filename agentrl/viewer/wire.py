@@ -15,7 +15,11 @@ from agentrl.types.arrays import AnyArray
 _DTYPES = {"f": "<f4", "i": "<i4", "u": "<i4"}
 
 
-def packed(array: AnyArray) -> dict[str, str]:
+class PackedArray(dict[str, str]):
+    """An array as it travels. A type of its own tells it from a mapping of a run with its keys."""
+
+
+def packed(array: AnyArray) -> PackedArray:
     """An array for ``static/lib/arrays.js``: ``{"dtype", "data"}``.
 
     Args:
@@ -25,7 +29,7 @@ def packed(array: AnyArray) -> dict[str, str]:
     # The browser reads these as typed arrays, without parsing a number.
     dtype = "|i1" if array.dtype == np.int8 else _DTYPES[array.dtype.kind]
     data = np.ascontiguousarray(array, dtype).tobytes()
-    return {"dtype": dtype, "data": base64.b64encode(data).decode()}
+    return PackedArray(dtype=dtype, data=base64.b64encode(data).decode())
 
 
 def finite(value: float | None) -> float | None:

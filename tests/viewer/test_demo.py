@@ -22,6 +22,7 @@ from agentrl.viewer.analysis.retokenise import Retokenised, retokenise
 from agentrl.viewer.analysis.side_by_side import group_view
 from agentrl.viewer.analysis.stored_rows import read_episodes
 from agentrl.viewer.demo import unpack_demo
+from agentrl.viewer.index import RunIndex
 from agentrl.viewer.runs.metrics_table import MetricsTable
 from agentrl.viewer.template import ChatTemplateText
 from benchmarks.demo.planted import PlantedFault, planted_faults
@@ -189,13 +190,11 @@ def test_the_newest_alert_leads_to_its_episode(opened: Demo) -> None:
     assert found["alert"].link["id"] == planted("alert").link["id"]
 
 
-def test_the_dropped_group_taught_nothing(opened: Demo) -> None:
+def test_the_dropped_group_taught_nothing(opened: Demo, tmp_path: Path) -> None:
     index = planted("dropped group").link["group_index"]
-    rows = [
-        {"id": one.id, "rollout": one.rollout_index, "attempt": 0, "reward": one.reward}
-        for one in opened.reader.summaries(purpose="train")
-        if one.group_index == index
-    ]
+    with RunIndex(opened.run, tmp_path) as found:
+        found.refresh()
+        rows = found.page(f"group:{index} purpose:train").rows
 
     view = group_view(rows, {row["id"]: opened.reader.row(row["id"])[1] for row in rows})
 

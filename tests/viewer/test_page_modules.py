@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,14 @@ def test_a_link_leads_back_to_what_it_was_made_of() -> None:
     });"""
 
     assert in_node("lib/router.js", body, cases) == cases
+
+
+def test_a_group_is_named_by_number_stage_and_label_and_never_by_a_step() -> None:
+    row = {"group": 3, "stage": "rl", "label": "code/step=000001/greedy", "step": 4}
+
+    assert in_node("lib/router.js", "return m.groupLink('k', given)", row) == (
+        "#/run/k/group/3?stage=rl&label=code%2Fstep%3D000001%2Fgreedy"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,6 +185,47 @@ def test_a_click_puts_a_term_into_a_query_and_takes_it_out() -> None:
         True,
         'env:code text:"a b"',
     ]
+
+
+def made_json(rng: random.Random, depth: int = 3) -> Any:
+    """A value with integers around and far beyond 2^53, and with texts that look like such JSON."""
+    many = range(rng.randrange(4)) if depth else ()
+    text = "".join(rng.choices('"\\ :,[]-.e19', k=rng.randrange(20)))
+    near = rng.choice((-1, 1)) * 2**53 + rng.randrange(-3, 4)
+    return rng.choice(
+        (
+            [made_json(rng, depth - 1) for _ in many],
+            {f"{text}{place}": made_json(rng, depth - 1) for place in many},
+            text,
+            str(near),
+            near,
+            rng.randrange(-(2**70), 2**70),
+            rng.random(),
+            None,
+        )
+    )
+
+
+def test_json_is_read_and_written_exactly() -> None:
+    rng = random.Random(0)
+    values = [made_json(rng) for _ in range(500)]
+    values += [{"$int": "1234567890123456789"}, {"a": 1234567890123456789}]
+    texts = [json.dumps(value) for value in values]
+    body = "return given.map((text) => m.jsonText(m.parseJson(text), 2))"
+
+    assert [json.loads(text) for text in in_node("lib/exact_json.js", body, texts)] == values
+
+
+def test_an_integer_that_a_number_has_stays_a_number() -> None:
+    body = "return given.map((text) => typeof m.parseJson(text))"
+    texts = ["9007199254740991", "1234567890123456.5", "1e300", "9007199254740993"]
+
+    assert in_node("lib/exact_json.js", body, texts) == ["number", "number", "number", "bigint"]
+
+
+@pytest.mark.parametrize("value", ["none", "any", "1..2", "a,b", "t*", ""])
+def test_a_value_that_would_mean_something_else_is_quoted(value: str) -> None:
+    assert in_node("lib/query.js", "return m.term('source', given)", value) == f'source:"{value}"'
 
 
 @pytest.mark.parametrize("dtype", ["<f4", "<i4", "|i1", "<f8"])

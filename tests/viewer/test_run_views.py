@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agentrl.store import Annotation, TokenArrays
 from agentrl.types import SegmentKind
-from agentrl.viewer.analysis.side_by_side import group_view, task_view
+from agentrl.viewer.analysis.side_by_side import group_view, lacks_spread, task_view
 
 
 def row(rollout: int, reward: float | None, **columns: Any) -> dict[str, Any]:
@@ -18,6 +19,10 @@ def row(rollout: int, reward: float | None, **columns: Any) -> dict[str, Any]:
         "attempt": 0,
         "reward": reward,
         "step": 4,
+        "purpose": "train",
+        "label": "",
+        "group_size": 2,
+        "drop": "",
         **columns,
     }
 
@@ -80,7 +85,7 @@ def test_a_group_of_equal_rewards_teaches_nothing() -> None:
 
 def test_the_greedy_baseline_is_no_rollout_of_its_group() -> None:
     view = group_view(
-        [row(0, 1.0), row(1, 1.0), row(2, 0.0, purpose="baseline")],
+        [row(0, 1.0), row(1, 1.0), row(2, 0.0, purpose="baseline", drop="baseline")],
         {"3-0-0": tokens(1), "3-1-0": tokens(1), "3-2-0": tokens(1)},
     )
 
@@ -90,6 +95,18 @@ def test_the_greedy_baseline_is_no_rollout_of_its_group() -> None:
         True,
         3,
     )
+    # that it is not trained says nothing of the group
+    assert view["drop"] == ""
+
+
+@pytest.mark.parametrize(
+    ("columns", "lacks"),
+    [({}, True), ({"group_size": 3}, False), ({"label": "code/before/sampled"}, False)],
+)
+def test_a_lack_of_spread_is_told_of_whole_groups_of_training_alone(
+    columns: dict[str, Any], lacks: bool
+) -> None:
+    assert lacks_spread([row(0, 1.0, **columns), row(1, 1.0, **columns)]) is lacks
 
 
 def test_a_task_by_policy_version() -> None:

@@ -19,10 +19,11 @@ from agentrl.types import CallRecord, SegmentKind, Trajectory, Turn, concat_ids,
 from agentrl.types.arrays import common_prefix
 
 _T = TypeVar("_T")
+Row = Mapping[str, Any]
 
 
 def group_view(
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Row],
     tokens: Mapping[str, TokenArrays],
     annotations: Iterable[Annotation] = (),
     agents: Mapping[str, Sequence[str]] | None = None,
@@ -31,37 +32,59 @@ def group_view(
 
     Args:
         rows: its trajectories (fields of docs/query.md).
-        tokens: by id.
+        tokens: by id, of all or some of them.
         annotations: of its trajectories; of two of one id the later one with advantages counts.
         agents: by id, the agent of each turn.
 
     Returns:
         ``rows``: the summaries, by rollout index and attempt.
-        ``reward_mean``, ``reward_std``: of those with a reward; None without any. The greedy
-        baseline of ReMax is none of them: it is what they are compared with.
-        ``zero_std``: whether all rewards are equal, so that a comparison teaches nothing.
+        ``reward_mean``, ``reward_std``: of those that are compared and have a reward; None without
+        any.
+        ``zero_std``: ``lacks_spread``.
         ``advantages``: by id, the mean over trained tokens of each agent that has any; agents of
         one episode may have opposite ones.
-        ``shared_tokens``: the tokens that all sequences begin with.
-        ``drop``: why the group was not trained; empty where it was, or is to be.
+        ``shared_tokens``: the tokens that all sequences of ``tokens`` begin with.
+        ``drop``: ``drop_of``.
     """
     ordered = sorted(rows, key=lambda row: (row["rollout"], row["attempt"]))
-    compared = [row for row in ordered if row.get("purpose") != "baseline"]
-    rewards = [float(row["reward"]) for row in compared if row["reward"] is not None]
+    own = compared(ordered)
+    rewards = [float(row["reward"]) for row in own if row["reward"] is not None]
     learned = {one.trajectory_id: one for one in annotations if "advantages" in one.arrays}
-    ids = [tokens[row["id"]].token_ids for row in ordered]
+    ids = [arrays.token_ids for arrays in tokens.values()]
     return {
         "rows": ordered,
         "reward_mean": float(np.mean(rewards)) if rewards else None,
         "reward_std": float(np.std(rewards)) if rewards else None,
-        "zero_std": len(rewards) > 1 and len(set(rewards)) == 1,
+        "zero_std": lacks_spread(ordered),
         "advantages": {
             name: _mean_advantages(one, tokens[name], (agents or {}).get(name, ()))
             for name, one in learned.items()
         },
         "shared_tokens": min((common_prefix(ids[0], other) for other in ids), default=0),
-        "drop": next((row["drop"] for row in ordered if row.get("drop")), ""),
+        "drop": drop_of(ordered),
     }
+
+
+def compared(rows: Iterable[Row]) -> list[Row]:
+    """The rollouts of a group without the greedy baseline of ReMax: it is what they are compared
+    with, and never trained.
+    """
+    return [row for row in rows if row["purpose"] != "baseline"]
+
+
+def lacks_spread(rows: Iterable[Row]) -> bool:
+    """Whether all rewards of a group of training are there and equal, so that a comparison teaches
+    nothing.
+    """
+    own = [row for row in compared(rows) if not row["label"]]
+    rewards = [row["reward"] for row in own if row["reward"] is not None]
+    needed = max((row["group_size"] for row in own), default=0)
+    return len(rewards) >= max(2, needed) and len(set(rewards)) == 1
+
+
+def drop_of(rows: Iterable[Row]) -> str:
+    """Why a group was not trained; empty where it was, or is to be."""
+    return next((row["drop"] for row in compared(rows) if row["drop"]), "")
 
 
 def _mean_advantages(
@@ -83,8 +106,6 @@ def _mean_advantages(
 
 SERIES = ("reward", "policy_tokens", "turns", "calls", "tool_errors")
 """The fields whose means are shown."""
-
-Row = Mapping[str, Any]
 
 
 def task_view(rows: Iterable[Row]) -> dict[str, Any]:

@@ -118,16 +118,18 @@ def add_texts(
     by_id = {row["id"]: row for row in rows} if texts else {}
     places = [Place(row["id"], row["step"], row["recorded_at"]) for row in by_id.values()]
     for stored in stored_rows(run, reader, places, [TEXTS[name] for name in texts]):
-        by_id[stored["id"]] |= {name: text_of(name, stored) for name in texts}
+        by_id[stored["id"]] |= {name: beginning(whole_text(name, stored)) for name in texts}
 
 
-def text_of(name: str, columns: Mapping[str, Any]) -> str:
-    """The beginning of one of ``TEXTS``, by the columns of its trajectory."""
-    text: str = columns[TEXTS[name]]
-    if name == "answer":
-        answer = from_json(text).get("answer")
-        text = answer if isinstance(answer, str) else to_json(answer)
-    return text[:_MOST_TEXT]
+def whole_text(name: str, columns: Mapping[str, Any]) -> Any:
+    """One of ``TEXTS``, by the columns of its trajectory; an answer may be any JSON."""
+    text = columns[TEXTS[name]]
+    return from_json(text).get("answer") if name == "answer" else text
+
+
+def beginning(text: Any) -> str:
+    """What a list shows of a text."""
+    return (text if isinstance(text, str) else to_json(text))[:_MOST_TEXT]
 
 
 NO_CALL = "(no call)"

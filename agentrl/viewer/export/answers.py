@@ -10,15 +10,14 @@ import base64
 import gzip
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.store.json_text import to_json
 from agentrl.viewer.analysis.side_by_side import task_view
-from agentrl.viewer.analysis.stored_rows import text_of
-from agentrl.viewer.index.fields import FIELDS, TEXTS
+from agentrl.viewer.analysis.stored_rows import beginning, whole_text
+from agentrl.viewer.index.fields import TEXTS
 from agentrl.viewer.pieces import TokenPieces, hiding, taken_tokens
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.runs.stored_row import StoredRow
@@ -28,12 +27,10 @@ from agentrl.viewer.views.metrics_view import metrics_view
 from agentrl.viewer.views.run_view import fields_view, overview, run_row, run_view
 from agentrl.viewer.views.token_view import rendered_view, token_view
 from agentrl.viewer.views.trajectory_view import trajectory_view
-from agentrl.viewer.wire import data_url, image_type
+from agentrl.viewer.wire import PackedArray, data_url, image_type
 
 MARK = "█████"
 """What stands for a match in a text."""
-
-_ARRAY = {"dtype", "data"}
 
 
 class Redaction:
@@ -72,21 +69,29 @@ class Redaction:
         return text
 
     def json(self, value: Any) -> Any:
-        """A JSON value whose strings, names and integers are free of matches; packed arrays stay
-        as they are.
+        """A value as JSON whose strings, names and integers are free of matches; packed arrays
+        stay as they are.
         """
+        if isinstance(value, PackedArray | float | bool | None):
+            return value
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            if value.keys() == _ARRAY:
-                return value
             return {self.text(str(name)): self.json(item) for name, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.json(item) for item in value]
         # A number may be what must not leave, such as one of a telephone.
-        if isinstance(value, int) and not isinstance(value, bool):
+        if isinstance(value, int):
             return value if self.text(str(value)) == str(value) else MARK
-        return value
+        # an image, or what else the store has a mark for
+        return self.json(json.loads(to_json(value)))
+
+    def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row of the index whose texts are free of matches; its numbers are still to be counted
+        with.
+        """
+        texts = {name: own for name, own in row.items() if isinstance(own, str | list)}
+        return {**row, **{name: self.json(own) for name, own in texts.items()}}
 
     def data(self, data: bytes) -> bytes | None:
         """A blob whose text is free of matches; None where it is no text and has one."""
@@ -96,7 +101,7 @@ class Redaction:
             found = self.text(data.decode("latin-1")) != data.decode("latin-1")
             return None if found else data
 
-    def row(self, row: StoredRow, pieces: TokenPieces) -> StoredRow:
+    def tokens(self, row: StoredRow, pieces: TokenPieces) -> StoredRow:
         """A trajectory without the ids whose text matches, and without alternatives: one of them
         and the tokens around it may spell a match that was never sampled.
 
@@ -115,7 +120,7 @@ class Redaction:
         return [match.span() for pattern in self._patterns for match in pattern.finditer(text)]
 
 
-_SIMPLE = re.compile(r'([a-z_]+:("[^"]*"|[^\s"]+)( |$))*')
+_SIMPLE = re.compile(r'([a-z_]+:("[^"]*"|[^\s",*]+)( |$))*')
 """A query as an exported file answers it."""
 _SHA256 = re.compile(r'"sha256":\s?"([0-9a-f]{64})"')
 
@@ -135,11 +140,11 @@ class ExportedAnswers:
         self._run = run
         self._asked = rows
         self.rows: list[Mapping[str, Any]] = []
-        """Those that could be read."""
+        """Those that could be read, redacted."""
         self.damage: list[str] = []
         """The others, and why."""
         self._views: dict[str, dict[str, Any]] = {}
-        """All but the tokens of those that could be read, by id."""
+        """All but the tokens of those that could be read, by id, in their order."""
         self._redaction = redaction
         self._root = f"/api/runs/{run.key}"
         self._sha256s: dict[str, None] = {}
@@ -163,13 +168,12 @@ class ExportedAnswers:
                 view["neighbours"] = self._neighbours(view["neighbours"])
                 self._add_of("trajectory", trajectory_id, view)
             self._add("/api/runs", {"runs": [run_row(run)]})
-            self._add(self._root, run_view(run))
+            self._add(self._root, self._run_view())
             self._add(f"{self._root}/fields", fields_view(run))
             self._add(f"{self._root}/overview", self._overview())
             self._add(f"{self._root}/metrics", metrics_view(run, run.metrics.names()))
             shown = {"total": len(self.rows), "rows": self.rows}
             self._add(f"{self._root}/trajectories", shown)
-            self._add(f"{self._root}/facets", self._facets())
             notes = run.notes.records(self._views)
             self._add(f"{self._root}/notes", {"notes": notes, "user": ""})
             self._add_groups()
@@ -183,11 +187,14 @@ class ExportedAnswers:
         try:
             stored = self._run.row(trajectory_id)
             view = trajectory_view(self._run, stored)
+            texts = {name: whole_text(name, stored.columns) for name in TEXTS}
             by_token = self._by_token(stored)
         except (StoreError, LookupError, AttributeError, TypeError, ValueError) as error:
             self.damage.append(f"trajectory {trajectory_id!r} cannot be read: {error}")
             return
-        self.rows.append({**row, **{name: text_of(name, stored.columns) for name in TEXTS}})
+        # before anything is cut, counted or made of them: half a match is none
+        shown = {name: beginning(self._redaction.json(own)) for name, own in texts.items()}
+        self.rows.append(self._redaction.row(row) | shown)
         self._views[trajectory_id] = view
         for name, one in by_token.items():
             self._add_of(name, trajectory_id, one)
@@ -203,33 +210,34 @@ class ExportedAnswers:
                 ) from error
             return {"tokens": token_view(run, row)}
         if self._redaction:
-            row = self._redaction.row(row, pieces)
+            row = self._redaction.tokens(row, pieces)
         return {"tokens": token_view(run, row), "rendered": rendered_view(pieces, row)}
 
     def _add_groups(self) -> None:
-        """The groups as far as they are exported; the page puts their tokens in.
-
-        A group is asked for with its step or without: two evaluations of one label have groups of
-        equal numbers.
-        """
-        groups: dict[tuple[int, str, str, int | None], list[Mapping[str, Any]]] = {}
-        for row in self.rows:
-            place = (row["group"], row["stage"], row["label"])
-            for step in (row["step"], None):
-                groups.setdefault((*place, step), []).append(row)
-        for (number, stage, label, step), rows in groups.items():
-            if step is not None and len(rows) == len(groups[number, stage, label, None]):
-                continue
-            view = group_of_rows(rows, [self._run.row(row["id"]) for row in rows])
-            asked = self._redaction.json([number, stage, label, "" if step is None else step])
-            self._add_named("group", to_json([str(value) for value in asked]), view)
+        """The groups as far as they are exported; the page puts their tokens in."""
+        groups: dict[str, dict[str, Mapping[str, Any]]] = {}
+        for trajectory_id, row in zip(self._views, self.rows, strict=True):
+            asked = self._redaction.json([row["group"], row["stage"], row["label"]])
+            groups.setdefault(to_json(list(map(str, asked))), {})[trajectory_id] = row
+        for named, rows in groups.items():
+            view = group_of_rows(list(rows.values()), [self._run.row(own) for own in rows])
+            self._add_named("group", named, view)
 
     def _add_tasks(self) -> None:
         tasks: dict[str, list[Mapping[str, Any]]] = {}
         for row in self.rows:
             tasks.setdefault(row["task"], []).append(row)
         for task_id, rows in tasks.items():
-            self._add_of("task", task_id, task_view(rows))
+            self._add_named("task", f"id={task_id}", task_view(rows))
+
+    def _run_view(self) -> dict[str, Any]:
+        """What heads the pages. What is said of damage quotes the run in parts, and half a match is
+        none.
+        """
+        view = run_view(self._run)
+        if self._redaction and view["damage"]:
+            view["damage"] = ["the export named what, which this redacted file does not quote"]
+        return view
 
     def _overview(self) -> dict[str, Any]:
         """The overview; what leads out of the file is no link."""
@@ -257,7 +265,7 @@ class ExportedAnswers:
         self._add(f"{self._root}/{what}?{name}", value)
 
     def _add(self, name: str, value: Any) -> None:
-        text = to_json(self._redaction.json(json.loads(to_json(value))))
+        text = to_json(self._redaction.json(value))
         self._sha256s |= dict.fromkeys(_SHA256.findall(text))
         self._pack(name, text.encode())
 
@@ -286,12 +294,3 @@ class ExportedAnswers:
             else (value if value in own else None)
             for name, value in given.items()
         }
-
-    def _facets(self) -> dict[str, Any]:
-        columns = {}
-        for name in (name for name, own in FIELDS.items() if own.counted and not own.is_number):
-            counts: Counter[str] = Counter()
-            for row in self.rows:
-                counts.update(row[name] if isinstance(row[name], list) else [row[name] or ""])
-            columns[name] = [list(pair) for pair in counts.most_common()]
-        return {"columns": columns, "histograms": {}}

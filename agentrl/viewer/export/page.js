@@ -18,25 +18,37 @@
   const parsed = (term) => {
     const match = TERM.exec(term);
     if (!match) return null;
-    const name = match[1];
-    const value = match[2] === undefined ? match[3] : match[2].replace(/\\(.)/g, "$1");
-    const range = /^(\d+)\.\.(\d+)$/.exec(value);
+    const [, name, quoted, word] = match;
+    if (/[,*]/.test(word)) return null;
+    const value = quoted === undefined ? word : quoted.replace(/\\(.)/g, "$1");
+    const [, low, high] = /^(-?[\d.]*)\.\.(-?[\d.]*)$/.exec(word) ?? [];
     return (row) => {
       const own = has(row, name) ? row[name] : undefined;
-      if (range) return own >= Number(range[1]) && own <= Number(range[2]);
-      if (value === "none") return own === null || own === undefined || own === "" || (Array.isArray(own) && own.length === 0);
+      if (low !== undefined && typeof own === "number") {
+        return (low === "" || own >= Number(low)) && (high === "" || own <= Number(high));
+      }
+      if (word === "none" || word === "any") {
+        const isNone = own === null || own === undefined || own === "" || (Array.isArray(own) && own.length === 0);
+        return isNone === (word === "none");
+      }
       return Array.isArray(own) ? own.includes(value) : String(own) === value;
     };
   };
 
-  const list = async (answer, params) => {
-    const { rows } = await answer.json();
+  /** The rows that fit a query; null where the query has another form. */
+  const rowsOf = async (root, params) => {
+    const { rows } = await unpack(kept.answers[`${root}/trajectories`]).json();
     const terms = (params.get("query") ?? "").match(/[^\s"]+"(?:[^"\\]|\\.)*"|\S+/g) ?? [];
     const tests = terms.map(parsed);
-    if (tests.includes(null)) {
-      return refuse("an exported file answers queries of the form name:value alone; `agentrl view` answers all", 400);
-    }
-    const found = rows.filter((row) => tests.every((test) => test(row)));
+    return tests.includes(null) ? null : rows.filter((row) => tests.every((test) => test(row)));
+  };
+
+  const refuseQuery = () =>
+    refuse("an exported file answers queries of the form name:value alone; `agentrl view` answers all", 400);
+
+  const list = async (root, params) => {
+    const found = await rowsOf(root, params);
+    if (found === null) return refuseQuery();
     const orders = (params.get("sort") ?? "-step").split(",").map((part) => [part.replace(/^-/, ""), part.startsWith("-") ? -1 : 1]);
     const missing = (value) => value === null || value === undefined;
     const order = (a, b) => {
@@ -51,6 +63,23 @@
     found.sort(order);
     const offset = Number(params.get("offset") ?? 0);
     return json({ total: found.length, rows: found.slice(offset, offset + Number(params.get("limit") ?? 200)) });
+  };
+
+  /** How often each value of a field occurs among the rows that fit a query. */
+  const facets = async (root, params) => {
+    const found = await rowsOf(root, params);
+    if (found === null) return refuseQuery();
+    const { fields } = await unpack(kept.answers[`${root}/fields`]).json();
+    const asked = params.getAll("columns");
+    const isCounted = ({ name, kind, counted }) =>
+      (kind === "text" || kind === "list") && (asked.length > 0 ? asked.includes(name) : counted);
+    const columns = {};
+    for (const { name } of fields.filter(isCounted)) {
+      const counts = new Map();
+      for (const value of found.flatMap((row) => row[name] ?? [])) if (value !== "") counts.set(value, (counts.get(value) ?? 0) + 1);
+      columns[name] = [...counts].sort(([, one], [, other]) => other - one);
+    }
+    return json({ columns, histograms: {} });
   };
 
   const metrics = async (answer, params) => {
@@ -87,18 +116,18 @@
   /** What an answer is kept under. */
   const nameOf = (path, params) => {
     if (path.endsWith("/group")) {
-      const asked = (step) =>
-        `${path}?${JSON.stringify([...["group_index", "stage", "label"].map((name) => params.get(name) ?? ""), step])}`;
-      const exact = asked(params.get("step") ?? "");
-      return has(kept.answers, exact) ? exact : asked("");
+      const asked = ["group_index", "stage", "label"].map((name) => params.get(name) ?? "");
+      return `${path}?${JSON.stringify(asked)}`;
     }
-    const id = params.get("id") ?? params.get("task_id");
-    return id === null ? path : `${path}?id=${id}`;
+    const [[name, id] = [], ...more] = params;
+    if (name !== "id" && name !== "task_id") return path;
+    // nothing is kept of what is asked for besides, such as a learner of its tokens
+    return `${path}?id=${id}${more.map((pair) => `&${pair.join("=")}`).join("")}`;
   };
 
   // what is not in the file, or takes a server, is not offered
   globalThis.agentrlWithout = new Set([
-    "tasks", "behaviour", "blame", "retokenise", "settings", "step", "timeline", "csv", "tags",
+    "tasks", "behaviour", "blame", "retokenise", "settings", "step", "timeline", "csv", "tags", "learned",
   ]);
 
   globalThis.fetch = async (resource, options = {}) => {
@@ -108,10 +137,11 @@
     const path = decodeURIComponent(url.pathname);
     const root = path.slice(0, path.lastIndexOf("/"));
     if (path.endsWith("/diff")) return diff(root, params);
+    if (path.endsWith("/trajectories")) return list(root, params);
+    if (path.endsWith("/facets")) return facets(root, params);
     const name = nameOf(path, params);
     if (!has(kept.answers, name)) return refuse("this file was exported without it; `agentrl view` of the run shows it");
     const answer = unpack(kept.answers[name]);
-    if (path.endsWith("/trajectories")) return list(answer, params);
     if (path.endsWith("/metrics")) return metrics(answer, params);
     if (path.endsWith("/group")) return group(answer, root);
     return answer;

@@ -42,7 +42,8 @@ from agentrl.viewer.viewer_error import ViewerError, bad_request, not_found
 from agentrl.viewer.views.token_view import pieces_of
 from agentrl.viewer.wire import packed
 
-_MOST_SIBLINGS = 64
+_MOST_TOKENS = 64
+"""Rollouts of a group whose tokens are sent."""
 _MOST_EPISODES = 20_000
 _MOST_BETWEEN = 4000
 """Episodes between two ranges, an even share of them."""
@@ -54,28 +55,23 @@ def group(
     run: OpenRun,
     group_index: Index,
     stage: str | None = None,
-    label: str | None = None,
-    step: Index | None = None,
+    label: str = "",
 ) -> dict[str, Any]:
-    """The rollouts of one group, with their tokens.
+    """The rollouts of one group of training or, where ``label`` names one, of an evaluation, with
+    the tokens of the first 64.
 
     Raises:
         ViewerError: the run has no such group.
     """
-    query = f"group:{group_index}"
+    # an evaluation counts its groups from 0, as training does
+    query = f"group:{group_index} {term('label', label)}"
     query += "" if stage is None else f" {term('stage', stage)}"
-    query += "" if label is None else f" {term('label', label)}"
-    query += "" if step is None else f" step:{step}"
-    rows = run.index().page(query, "rollout,attempt", limit=_MOST_SIBLINGS).rows
-    if label is None:
-        # an evaluation counts its groups from 0 as training does
-        labels = {row["label"] for row in rows}
-        rows = [row for row in rows if row["label"] == min(labels)]
+    rows = run.index().page(query, "rollout,attempt", limit=None).rows
     if not rows:
         raise not_found(f"the run {run.name} has no group {group_index} of this stage and label")
     tokens = {}
     kept: list[StoredRow] = []
-    for row in rows:
+    for row in rows[:_MOST_TOKENS]:
         with run.lock:
             stored = run.row(row["id"])
             pieces, _ = pieces_of(run, stored, stored.arrays.token_ids, {})
@@ -95,7 +91,7 @@ def group_of_rows(rows: Sequence[Mapping[str, Any]], kept: Sequence[StoredRow]) 
 
     Args:
         rows: of the index.
-        kept: the same trajectories as they are stored.
+        kept: the same trajectories as they are stored, or the first of them.
     """
     return group_view(
         rows,

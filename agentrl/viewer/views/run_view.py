@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from agentrl.viewer.analysis.findings import (
     findings,
 )
 from agentrl.viewer.index.fields import TEXTS, Field
+from agentrl.viewer.index.query import term
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import blame_of_step
 from agentrl.viewer.views.settings_view import stages_in
@@ -255,19 +257,48 @@ def _worst_token(run: OpenRun, step: int, stage: str | None) -> BlameRow | None:
     return run.worst_tokens[key]
 
 
-def _evaluations(run: OpenRun) -> dict[str, dict[str, Any]]:
-    """By label, what was measured when."""
-    found: dict[str, dict[str, Any]] = {}
+def _evaluations(run: OpenRun) -> list[dict[str, Any]]:
+    """What was measured when, each with a query of the trajectories that it was measured on; None
+    where there are none.
+    """
+    stages = run.metrics.stages
+    found = []
     for name, own in mapping(run.summary.get("eval")).items():
         for when, values in mapping(own).items():
             for kind, value in mapping(values).items():
-                found[f"{name}/{when}/{kind}"] = {"score": value}
-    if not found:
-        for stage, own in run.metrics.stages.items():
-            of_stage = f" of {stage}" if len(run.metrics.stages) > 1 else ""
-            for name in sorted(own.names()):
-                if name.startswith("eval/"):
-                    for step, value in own.series(name).points()[-1:]:
-                        values = found.setdefault(name.removeprefix("eval/"), {})
-                        values[f"step {step:g}{of_stage}"] = value
-    return found
+                label = f"{name}/{when}/{kind}"
+                # of several stages that measured it the summary has the last
+                measured = [one for one in stages if f"eval/{name}/{kind}" in stages[one].names()]
+                is_played = kind in ("sampled", "greedy") and value is not None
+                query = _of_label(run, label, [None, *measured][-1]) if is_played else None
+                found.append({"name": label, "values": {"score": value}, "query": query})
+    return found or [one for stage in stages for one in _measured_last(run, stage)]
+
+
+def _measured_last(run: OpenRun, stage: str | None) -> Iterator[dict[str, Any]]:
+    """The newest evaluation of each set by a stage, as its metrics have it."""
+    several = len(run.metrics.stages) > 1
+    own = run.metrics.stage(stage)
+    for metric in sorted(name for name in own.names() if name.startswith("eval/")):
+        shown = metric.removeprefix("eval/")
+        for step, value in own.series(metric).points()[-1:]:
+            within = f"step:{int(step)}" + (f" {term('stage', stage or '')}" if several else "")
+            # the label says in between which evaluation of the set it was, such as step=000010
+            of_set = re.compile("/[^/]+/".join(map(re.escape, shown.rsplit("/", 1))))
+            labels = [
+                label for label, _ in run.index().facets(within, ["label"])["columns"]["label"]
+            ]
+            label = next(filter(of_set.fullmatch, labels), None)
+            yield {
+                "name": shown,
+                "values": {f"step {step:g}" + (f" of {stage}" if several else ""): value},
+                "query": None if label is None else _of_label(run, label, stage),
+            }
+
+
+def _of_label(run: OpenRun, label: str, stage: str | None) -> str:
+    """What finds the trajectories of an evaluation; with its stage where the run has several."""
+    terms = [term("label", label)]
+    if len(run.metrics.stages) > 1 and stage is not None:
+        terms.append(term("stage", stage))
+    return " ".join(terms)

@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.errors import StoreError
 from agentrl.store.heartbeat import read_told
 from agentrl.store.json_text import from_json
+from agentrl.viewer.analysis.side_by_side import drop_of, lacks_spread
 from agentrl.viewer.analysis.spans import Span, parts_of, seconds
 from agentrl.viewer.analysis.step_waits import Wait, step_waits, waits_of_sums
 from agentrl.viewer.analysis.stored_rows import stored_rows
@@ -145,20 +146,14 @@ def _groups(
     found = []
     for (stage, label, index), own in groups.items():
         own.sort(key=_span_s, reverse=True)
-        rewards = [
-            row["reward"]
-            for row in own
-            if row["reward"] is not None and row["purpose"] != "baseline"
-        ]
         found.append(
             {
                 "stage": stage,
                 "label": label,
                 "group": index,
                 "task": own[0]["task"],
-                "step": own[0]["step"],
-                "no_spread": not label and len(rewards) > 1 and len(set(rewards)) == 1,
-                "drop": next((row["drop"] for row in own if row["drop"]), ""),
+                "no_spread": lacks_spread(own),
+                "drop": drop_of(own),
                 "span_s": _group_s(own),
                 "episodes": [
                     {

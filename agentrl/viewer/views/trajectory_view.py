@@ -34,8 +34,8 @@ def neighbours(index: RunIndex, columns: Mapping[str, Any]) -> dict[str, Any]:
         before = _first(index, f"step<{columns['step']} {stage}", _BEFORE)
     if after is None:
         after = _first(index, f"step>{columns['step']} {stage}", _AFTER)
-    group = f"group:{columns['group_index']} {step}"
-    group += f" {term('label', columns['label'])}"
+    # its rollouts end in several steps where the engine plays ahead
+    group = f"group:{columns['group_index']} {stage} {term('label', columns['label'])}"
     task = term("task", columns["task_id"])
     task_before, task_after = beside(index.ids(task, _AFTER) if task else [], own)
     return {
@@ -61,6 +61,13 @@ def _first(index: RunIndex, query: str, sort: str) -> str | None:
     return str(rows[0]["id"]) if rows else None
 
 
+def _fate(index: RunIndex, trajectory_id: str) -> dict[str, Any]:
+    """What the ledger says became of it; a shard is written before."""
+    rows = index.page(term("id", trajectory_id), limit=1).rows
+    own = next((row for row in rows if row["id"] == trajectory_id), {})
+    return {name: own.get(name) for name in ("trained_step", "drop")}
+
+
 _LONG_COLUMNS = ("prompt", "final_text", *JSON_COLUMNS)
 
 
@@ -76,8 +83,9 @@ def trajectory_view(run: OpenRun, row: StoredRow) -> dict[str, Any]:
     states = [turn["state"] for turn in turns if turn.get("state") is not None]
     trajectory_id = row.columns["id"]
     summary = {name: value for name, value in row.columns.items() if name not in _LONG_COLUMNS}
+    summary |= {"rewards": own["rewards"], "reward": finite(summary["reward"])}
     return {
-        "summary": {**summary, "rewards": own["rewards"], "reward": finite(summary["reward"])},
+        "summary": summary | _fate(run.index(), trajectory_id),
         **own,
         "last_state": states[-1] if states else own["first_state"],
         "turns": turns,

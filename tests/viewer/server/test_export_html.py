@@ -6,8 +6,11 @@ import base64
 import gzip
 import json
 import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,8 +19,11 @@ from playwright.sync_api import Browser
 from tokenizers import Tokenizer
 
 from agentrl.cli.main import run as run_command_line
-from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, write_json
-from tests.viewer.server.viewers import TEXTS, make_trajectory
+from agentrl.store import Annotation, EventLog, RunDirectory, TrajectoryWriter, write_json
+from agentrl.types import CallRecord, Status, ToolCall
+from agentrl.viewer.export import html_file
+from agentrl.viewer.index import RunIndex
+from tests.viewer.server.viewers import TEXTS, make_trajectory, viewing
 
 
 def exported(run: RunDirectory, *options: str) -> str:
@@ -31,6 +37,40 @@ def answers(page: str) -> dict[str, bytes]:
     [kept] = re.findall(r'id="agentrl-export">(.*?)</script>', page, re.DOTALL)
     packed = json.loads(kept)["answers"]
     return {name: gzip.decompress(base64.b64decode(data)) for name, data in packed.items()}
+
+
+ASKING = """
+let text = "";
+for await (const part of process.stdin) text += part;
+const { kept, program, paths } = JSON.parse(text);
+globalThis.document = { getElementById: () => ({ textContent: kept }) };
+globalThis.HTMLImageElement = class { set src(value) {} };
+globalThis.location = { hash: "#/" };
+await import(program);
+const answers = [];
+for (const path of paths) {
+  const answer = await fetch(path);
+  answers.push([answer.status, await answer.json()]);
+}
+process.stdout.write(JSON.stringify(answers));
+"""
+
+
+def asked(run: RunDirectory, page: str, *paths: str) -> list[tuple[int, Any]]:
+    """What the file's own program answers to the viewer's requests below the run: status, JSON."""
+    [kept] = re.findall(r'id="agentrl-export">(.*?)</script>', page, re.DOTALL)
+    program = Path(html_file.__file__).with_name("page.js").as_uri()
+    wanted = [f"/api/runs/{key_of(run)}{path}" for path in paths]
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", ASKING],
+        input=json.dumps({"kept": kept, "program": program, "paths": wanted}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(status, value) for status, value in json.loads(done.stdout)]
 
 
 def answer(page: str, what: str) -> Any:
@@ -72,19 +112,21 @@ def test_a_trajectory_whose_json_is_broken_hides_itself_alone(
 
 def test_groups_and_tasks_hold_what_was_exported(run: RunDirectory) -> None:
     page = exported(run, "--query", "task:task-0", "--limit", "3")
-    group = answer(page, '/group?["6","","",""]')
+    group = answer(page, '/group?["6","",""]')
     assert [row["id"] for row in group["rows"]] == ["6-0-0", "6-1-0"]
-    assert [row["id"] for row in answer(page, '/group?["4","","",""]')["rows"]] == ["4-1-0"]
+    assert [row["id"] for row in answer(page, '/group?["4","",""]')["rows"]] == ["4-1-0"]
     task = answer(page, "/task?id=task-0")
     assert [row["id"] for row in task["rows"]] == ["4-1-0", "6-0-0", "6-1-0"]
 
 
-def test_groups_of_equal_numbers_are_told_apart_by_their_step(
+def test_groups_of_equal_numbers_are_told_apart_by_their_evaluation(
     run: RunDirectory, tokenizer: Tokenizer
 ) -> None:
     with TrajectoryWriter(run, "other") as writer:
         for step, rollout in ((4, 0), (5, 1)):
-            writer.write(make_trajectory(tokenizer, 50, rollout), step)
+            one = make_trajectory(tokenizer, 50, rollout)
+            writer.write(one, step)
+            writer.write(replace(one, label=f"code/step={step:06d}/greedy", purpose="eval"), step)
     page = exported(run, "--query", "group:50")
     groups = {
         name.partition("?")[2]: [row["id"] for row in json.loads(data)["rows"]]
@@ -92,10 +134,66 @@ def test_groups_of_equal_numbers_are_told_apart_by_their_step(
         if "/group?" in name
     }
     assert groups == {
-        '["50","","",""]': ["50-0-0", "50-1-0"],
-        '["50","","","4"]': ["50-0-0"],
-        '["50","","","5"]': ["50-1-0"],
+        '["50","",""]': ["50-0-0", "50-1-0"],
+        '["50","","code/step=000004/greedy"]': ["code/step=000004/greedy/50-0-0"],
+        '["50","","code/step=000005/greedy"]': ["code/step=000005/greedy/50-1-0"],
     }
+
+
+QUERIES = {
+    "source:sums": ["50-0-0", "50-3-0", "50-4-0"],
+    "source:none": ["50-2-0"],
+    'source:"none"': ["50-1-0"],
+    "source:any": ["50-0-0", "50-1-0", "50-3-0", "50-4-0"],
+    "reward:0..0.5": ["50-0-0", "50-4-0"],
+    "reward:0.5..": ["50-1-0", "50-2-0", "50-4-0"],
+    "task:1..2": ["50-3-0"],
+}
+
+
+def test_a_query_of_a_file_means_what_it_means_to_the_viewer(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    played = [make_trajectory(tokenizer, 50, rollout) for rollout in range(5)]
+    for rollout, source in ((1, "none"), (2, "")):
+        task = replace(played[rollout].task, data_source=source)
+        played[rollout] = replace(played[rollout], task=task, reward=1.0)
+    task = replace(played[3].task, id="1..2")
+    failed = Status("failed", "engine", "it gave up")
+    played[3] = replace(played[3], task=task, reward=None, status=failed)
+    played[4] = replace(played[4], reward=0.5)
+    with TrajectoryWriter(run, "other") as writer:
+        for one in played:
+            writer.write(one, 5)
+    page = exported(run, "--query", "step:5")
+    path = "/trajectories?sort=id&query="
+    found = asked(run, page, *[f"{path}{quote(query)}" for query in QUERIES])
+    assert [[row["id"] for row in value["rows"]] for _, value in found] == [*QUERIES.values()]
+    with RunIndex(run) as index:
+        index.refresh()
+        wanted = [index.ids(f"step:5 {query}", "id") for query in QUERIES]
+    assert wanted == [*QUERIES.values()]
+    refused = asked(run, page, *[f"{path}{one}" for one in ("status:failed,truncated", "task:t*")])
+    assert [status for status, _ in refused] == [400, 400]
+
+
+def test_facets_of_a_file_count_what_its_query_finds(run: RunDirectory) -> None:
+    page = exported(run, "--query", "step:3")
+    all_, some, chosen = asked(
+        run, page, "/facets", "/facets?query=task:task-0", "/facets?columns=task&columns=tokens"
+    )
+    assert all_[1]["columns"]["tool"] == [["python", 4]]
+    assert some[1]["columns"]["tool"] == [["python", 2]]
+    assert chosen[1]["columns"] == {"task": [["task-1", 2], ["task-0", 2]]}
+    assert asked(run, page, "/facets?query=step%3E1")[0][0] == 400
+
+
+def test_a_file_does_not_give_the_tokens_of_one_learner_for_those_of_another(
+    run: RunDirectory,
+) -> None:
+    page = exported(run, "--query", "group:2")
+    paths = ("/tokens?id=2-0-0", "/tokens?id=2-0-0&learner=actor&step=1")
+    assert [status for status, _ in asked(run, page, *paths)] == [200, 404]
 
 
 @pytest.mark.parametrize("options", [["--limit", "201"], ["--redact", "("], ["--redact", "x*"]])
@@ -150,6 +248,63 @@ def test_a_secret_leaves_blobs_and_stages_and_what_cannot_be_rewritten_is_left_o
     assert [stage["name"] for stage in view["stages"]] == ["█████"]
 
 
+KEY = "sk-0123456789abcdefghij"
+
+
+def test_a_mapping_with_the_keys_of_a_packed_array_is_redacted(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    played = make_trajectory(tokenizer, 50)
+    packed = {"dtype": "<f4", "data": KEY}
+    call = ToolCall("c0", "python", packed)
+    first = replace(played.turns[0], calls=(CallRecord(call, None, None),))
+    turns = (first, played.turns[1])
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(replace(played, turns=turns, info=packed, last_info=packed), 5)
+    found = answers(exported(run, "--query", "step:5", "--redact", "sk-[a-z0-9]{20}"))
+    assert not [name for name, data in found.items() if KEY[:5].encode() in data]
+    [tokens] = [json.loads(data) for name, data in found.items() if "/tokens?" in name]
+    kinds = base64.b64decode(tokens["kinds"]["data"])
+    assert len(kinds) == tokens["num_tokens"]
+
+
+def test_a_match_leaves_before_a_text_is_cut(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    said = "." * 484 + f" {KEY}"
+    played = make_trajectory(tokenizer, 50, prompt=said)
+    task = replace(played.task, answer={"numbers": [1] * 234, "key": KEY})
+    turns = (played.turns[0], replace(played.turns[1], text=said))
+    with TrajectoryWriter(run, "other") as writer:
+        writer.write(replace(played, task=task, turns=turns), 5)
+    page = exported(run, "--query", "step:5", "--redact", "sk-[a-z0-9]{20}")
+    assert not [name for name, data in answers(page).items() if KEY[:5].encode() in data]
+    [row] = answer(page, "/trajectories")["rows"]
+    assert row["prompt"] == row["final"] == "." * 484 + " █████"
+    assert row["answer"].endswith('"key":"█████"}')
+
+
+def test_a_match_leaves_before_a_name_is_divided(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    played = make_trajectory(tokenizer, 50)
+    with TrajectoryWriter(run, "other") as writer:
+        label = "code/before/hush-5512/greedy"
+        writer.write(replace(played, label=label, purpose="eval"), 5)
+    page = exported(run, "--query", "step:5", "--redact", "hush-5512/greedy")
+    assert not [name for name, data in answers(page).items() if b"greedy" in data]
+    [row] = answer(page, "/task?id=task-0")["rows"]
+    assert (row["label"], row["way"]) == ("code/before/█████", "code █████")
+
+
+def test_what_is_said_of_damage_is_not_in_a_redacted_file(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    live = run.live_folder / "step=000005" / "other-0001.jsonl"
+    live.parent.mkdir(parents=True)
+    # a sentence has the first 200 characters of an id
+    live.write_text(json.dumps({"id": "." * 190 + KEY}) + "\n")
+    found = answers(exported(run, "--query", "step:3", "--redact", "sk-[a-z0-9]{20}"))
+    assert not [name for name, data in found.items() if KEY[:5].encode() in data]
+    assert f"..{KEY[:10]}'" in capfd.readouterr().err
+
+
 def test_a_secret_leaves_with_the_likeliest_tokens(run: RunDirectory, tokenizer: Tokenizer) -> None:
     # sampled nowhere: "It is S" stands where the first alternative takes the place of "4"
     with TrajectoryWriter(run, "other") as writer:
@@ -191,6 +346,27 @@ def test_a_file_opens_from_the_disk_with_its_token_view(
     page.close()
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+@pytest.mark.browser
+def test_a_file_offers_no_choice_of_what_it_does_not_hold(
+    run: RunDirectory, browser: Browser
+) -> None:
+    with TrajectoryWriter(run, "other") as writer:
+        values = {"stage": "rl"}
+        writer.annotate(Annotation("2-0-0", 2, "critic", values=values, arrays={}))
+    exported(run, "--query", "group:2")
+    page = browser.new_page()
+    offered = []
+    shown = f"#/run/{key_of(run)}/trajectory/2-0-0?tab=tokens"
+    with viewing(run.root) as address:
+        viewer = f"http://127.0.0.1:{address.port}/?token={address.token}"
+        for root in (viewer, (run.root.parent / "out.html").as_uri()):
+            page.goto(f"{root}{shown}")
+            page.locator(".tok-text").first.wait_for()
+            offered.append(page.get_by_label("learned by").count())
+    page.close()
+    assert offered == [1, 0]
 
 
 @pytest.mark.slow

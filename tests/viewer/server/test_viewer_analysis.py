@@ -89,7 +89,8 @@ def test_what_leads_to_a_step_names_its_stage_where_there_are_several(
         "change": {**links["change"], "id": "2-0-0"},
         "alert": {"page": "trajectories", "query": 'step:2 stage:"sft"'},
     }
-    assert answer["evaluations"] == {"sums/greedy": {"step 8 of sft": 0.5}}
+    measured = {"name": "sums/greedy", "values": {"step 8 of sft": 0.5}, "query": None}
+    assert answer["evaluations"] == [measured]
     behaviour = client.of_run("/behaviour", a="1..1", b="2..2", stage="sft").json()
     assert (behaviour["num_a"], behaviour["num_b"]) == (0, 0)
 
@@ -123,14 +124,48 @@ def test_an_alert_of_health_leads_to_its_evidence(
     assert client.of_run("/trajectories", query=query).status_code == 200
 
 
-def test_evaluations_are_listed_by_label(client: Client, run: RunDirectory) -> None:
-    write_json(run.summary_path, {"eval": {"sums": {"before": {"greedy": 0.5}, "num_tasks": 3}}})
-    answer = client.of_run("/overview").json()
-    assert answer["evaluations"] == {"sums/before/greedy": {"score": 0.5}}
+def test_evaluations_of_a_run_that_ended_are_those_of_its_summary(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    own = {"greedy": 0.5, "sampled": None, "excluded": 2}
+    write_json(run.summary_path, {"eval": {"sums": {"before": own, "num_tasks": 3}}})
+    judged = replace(make_trajectory(tokenizer, 0), label="sums/before/greedy", purpose="eval")
+    with TrajectoryWriter(run, "evaluation") as writer:
+        writer.write(judged, 0)
+    greedy, sampled, excluded = client.of_run("/overview").json()["evaluations"]
+    assert (greedy["name"], greedy["values"]) == ("sums/before/greedy", {"score": 0.5})
+    rows = client.of_run("/trajectories", query=greedy["query"]).json()["rows"]
+    assert [row["id"] for row in rows] == [judged.id]
+    # nothing was played for these, or no label names what was
+    assert [sampled["query"], excluded["query"]] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["code", "my code", "a/b"])
+def test_evaluations_of_a_run_under_way_lead_to_their_trajectories(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer, name: str
+) -> None:
+    lines = JsonlWriter(run.metrics_path)
+    with TrajectoryWriter(run, "evaluation") as writer:
+        for step in (10, 20):
+            for stage in ("sft", "rl"):
+                logged = {f"eval/{name}/greedy": step / 100, f"eval/{name}/excluded": 1.0}
+                lines.append({"step": step, "stage": stage, "time": 200.0 + step, **logged})
+                one = make_trajectory(tokenizer, 0)
+                label = f"{name}/step={step:06d}/greedy"
+                writer.write(replace(one, stage=stage, label=label, purpose="eval"), step)
+    lines.close()
+    found = client.of_run("/overview").json()["evaluations"]
+    assert [(one["name"], one["values"]) for one in found if one["query"]] == [
+        (f"{name}/greedy", {"step 20 of rl": 0.2}),
+        (f"{name}/greedy", {"step 20 of sft": 0.2}),
+    ]
+    for one, stage in zip([one for one in found if one["query"]], ("rl", "sft"), strict=True):
+        rows = client.of_run("/trajectories", query=one["query"]).json()["rows"]
+        assert [row["id"] for row in rows] == [f"{stage}/{name}/step=000020/greedy/0-0-0"]
 
 
 def test_a_group_has_its_rollouts_with_advantages_and_tokens(client: Client) -> None:
-    answer = client.of_run("/group", group_index=2, stage="", step=1).json()
+    answer = client.of_run("/group", group_index=2, stage="").json()
     assert [row["id"] for row in answer["rows"]] == ["2-0-0", "2-1-0"]
     assert answer["advantages"] == {"2-0-0": {"main": -0.5}, "2-1-0": {"main": 0.5}}
     assert answer["task"]["id"] == "task-0"
@@ -149,6 +184,55 @@ def test_a_group_is_of_training_where_no_evaluation_is_named(
     assert [row["id"] for row in answer["rows"]] == ["2-0-0", "2-1-0"]
     answer = client.of_run("/group", group_index=2, label=judged.label).json()
     assert [row["id"] for row in answer["rows"]] == [judged.id]
+
+
+def test_a_group_is_whole_beside_evaluations_that_count_from_0_too(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    with TrajectoryWriter(run, "evaluation") as writer:
+        for rollout in range(8):
+            writer.write(replace(make_trajectory(tokenizer, 0, rollout), stage="rl"), 1)
+        for step in range(12):
+            played = f"code/step={step:06d}/sampled"
+            for rollout in range(5):
+                one = make_trajectory(tokenizer, 0, rollout)
+                writer.write(replace(one, stage="rl", label=played, purpose="eval"), step)
+    answer = client.of_run("/group", group_index=0, stage="rl").json()
+    assert [row["id"] for row in answer["rows"]] == [f"0-{rollout}-0" for rollout in range(8)]
+    answer = client.of_run("/group", group_index=0, stage="rl", label=played).json()
+    assert [row["id"] for row in answer["rows"]] == [f"rl/{played}/0-{n}-0" for n in range(5)]
+
+
+def test_the_rewards_of_a_large_group_are_those_of_all_its_rollouts(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    with TrajectoryWriter(run, "other") as writer:
+        for rollout in range(65):
+            one = make_trajectory(tokenizer, 50, rollout)
+            writer.write(replace(one, reward=float(rollout == 64), group_size=65), 5)
+    answer = client.of_run("/group", group_index=50).json()
+    assert (answer["reward_mean"], answer["zero_std"]) == (1 / 65, False)
+    assert (len(answer["rows"]), len(answer["tokens"])) == (65, 64)
+
+
+def test_a_group_that_ended_in_two_steps_is_whole(
+    client: Client, run: RunDirectory, tokenizer: Tokenizer
+) -> None:
+    with TrajectoryWriter(run, "other") as writer:
+        for rollout in range(8):
+            late = rollout > 4
+            one = make_trajectory(tokenizer, 50, rollout)
+            one = replace(one, stage="rl", reward=float(late), group_size=8)
+            writer.write(one, 2 if late else 1)
+    ids = [f"50-{rollout}-0" for rollout in range(8)]
+    answer = client.of_run("/trajectory", id="50-0-0").json()
+    assert answer["neighbours"]["siblings"] == ids
+    own = answer["summary"]
+    named = {"group_index": own["group_index"], "stage": own["stage"], "label": own["label"]}
+    group = client.of_run("/group", **named).json()
+    assert [row["id"] for row in group["rows"]] == ids
+    assert (group["reward_mean"], group["zero_std"]) == (0.375, False)
+    assert group["reward_std"] == pytest.approx(0.484, abs=1e-3)
 
 
 def test_a_task_is_followed_over_versions(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from dataclasses import replace
 
 import httpx
@@ -125,6 +126,16 @@ def test_a_trajectory_has_its_turns_and_neighbours(client: Client) -> None:
     assert answer["neighbours"]["siblings"] == ["4-0-0", "4-1-0"]
     assert answer["neighbours"]["same_task_previous"] == "2-1-0"
     assert "store.states" in answer["missing"]["state"]
+
+
+def test_a_trajectory_says_what_became_of_it(client: Client, run: RunDirectory) -> None:
+    def moved(group: int, to: str, **more: object) -> str:
+        return json.dumps({"group_index": group, "rollout_indices": [0], "to": to, **more}) + "\n"
+
+    run.ledger_path.write_text(moved(2, "trained", step=1) + moved(3, "dropped", reason="stale"))
+    found = [client.of_run("/trajectory", id=f"{group}-0-0").json() for group in (2, 3, 4)]
+    fates = [(one["summary"]["trained_step"], one["summary"]["drop"]) for one in found]
+    assert fates == [(1, ""), (None, "stale"), (None, "")]
 
 
 def test_tokens_have_pieces_bytes_and_columns_on_one_axis(client: Client) -> None:

@@ -71,6 +71,16 @@ def test_a_step_has_its_groups_by_span_and_what_it_waited_for(made: TimedRun, as
     ]
 
 
+def test_equal_rewards_are_no_lack_of_spread_while_the_others_are_not_there(
+    made: TimedRun, ask: Ask
+) -> None:
+    made.play(1, *[0.0] * 5, group=3, group_size=8)
+    made.play(1, *[0.0] * 8, group=4, group_size=8)
+    made.step(1)
+
+    assert {one["group"]: one["no_spread"] for one in ask(1)["groups"]} == {3: False, 4: True}
+
+
 def test_an_older_run_has_sums_alone(made: TimedRun, ask: Ask) -> None:
     made.play(1, 0.0, started_at=0.0, ended_at=0.0)
     made.log(1, **{"time/step_s": 3.0, "time/rollout_s": 2.0, "time/update_s": 9.0})

@@ -39,7 +39,7 @@ export function ofRun(run, rest = "") {
  * Asks for JSON.
  * @param {string} path as docs name it: `/api/runs`
  * @param {Record<string, unknown>} [params] the query; null, undefined and "" are left out, a list is several
- * @param {{signal?: AbortSignal}} [options]
+ * @param {{signal?: AbortSignal, parse?: (text: string) => any}} [options] `parse` reads the answer, JSON.parse by default
  * @returns {Promise<any>}
  * @throws {ApiError}
  */
@@ -57,7 +57,7 @@ export function del(path, options = {}) {
   return ask("DELETE", path, {}, undefined, options);
 }
 
-async function ask(method, path, params, body, { signal: abort } = {}) {
+async function ask(method, path, params, body, { signal: abort, parse = JSON.parse } = {}) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(params)) {
     for (const one of Array.isArray(value) ? value : [value]) {
@@ -82,11 +82,11 @@ async function ask(method, path, params, body, { signal: abort } = {}) {
     throw new ApiError("The server does not answer.", 0);
   }
   if (connection.peek() === "lost") find();
-  return answered(response, method, path);
+  return answered(response, method, path, parse);
 }
 
-async function answered(response, method, path) {
-  if (response.ok) return response.status === 204 ? null : response.json();
+async function answered(response, method, path, parse) {
+  if (response.ok) return response.status === 204 ? null : parse(await response.text());
   let sentence = `${method} ${path} failed with ${response.status}`;
   try {
     const answer = await response.json();

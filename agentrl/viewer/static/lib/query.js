@@ -1,7 +1,7 @@
 /** Query: terms of a query as text, to put in and take out by a click. The server alone reads it. */
 
 const TERM = /"(?:[^"\\]|\\.)*"|(?:[^\s"]|"(?:[^"\\]|\\.)*")+/g;
-const PLAIN = /^[\w./@+-]+$/;
+const PLAIN = /^(?!(?:none|any)$)(?!.*\.\.)[\w./@+-]+$/; // none, any and a range mean something else
 
 /** The terms of a query: `a:b text:"c d" -e` has three. */
 export function terms(query) {

@@ -92,6 +92,11 @@ export function taskLink(run, id) {
   return id && id.length <= LONGEST_ID ? link("task", { run, id }) : null;
 }
 
+/** The address of the group of a trajectory of the index. An evaluation counts its groups from 0, as training does. */
+export function groupLink(run, { group: id, stage, label }) {
+  return link("group", { run, id, stage, label });
+}
+
 /** The route shown now. */
 export const route = signal(parse(globalThis.location?.hash ?? ""));
 

@@ -15,8 +15,8 @@ const MOST = 16;
 
 /** The page of a group; `id` is its group index. */
 export function GroupPage({ run, id, params }) {
-  const { stage, label, step } = params;
-  const group = useApi(ofRun(run, "group"), { group_index: id, stage, label, step });
+  const { stage, label } = params;
+  const group = useApi(ofRun(run, "group"), { group_index: id, stage, label });
   return html`
     <div class="page fill group-page">
       <${Loaded} of=${group}>

@@ -128,10 +128,9 @@ function StepLink({ run, step, stage, name = "" }) {
   return offers("step") && Number.isInteger(step) && step >= 0 ? html`<a href=${link("step", { run, id: step, stage })}>${text}</a>` : text;
 }
 
-/** Evaluations: by label, each metric's value at each step that was evaluated. */
+/** Evaluations: what was measured when, linked to the trajectories that it was measured on. */
 function Evaluations({ run, evaluations }) {
-  const labels = Object.entries(evaluations ?? {});
-  if (labels.length === 0) return null;
+  if (evaluations.length === 0) return null;
   return html`
     <section class="panel" aria-labelledby="evaluations">
       <h2 id="evaluations">Evaluations</h2>
@@ -139,12 +138,13 @@ function Evaluations({ run, evaluations }) {
         <table class="rows">
           <thead><tr><th>Evaluation</th><th>Values</th></tr></thead>
           <tbody>
-            ${labels.map(
-              ([label, values]) => html`<tr key=${label}>
-                <td><a href=${link("trajectories", { run, query: `label:${JSON.stringify(label)}` })}><${Name} text=${label} limit=${60} /></a></td>
+            ${evaluations.map(({ name, values, query }, index) => {
+              const text = html`<${Name} text=${name} limit=${60} />`;
+              return html`<tr key=${index}>
+                <td>${query ? html`<a href=${link("trajectories", { run, query })}>${text}</a>` : text}</td>
                 <td><${Values} of=${values} /></td>
-              </tr>`,
-            )}
+              </tr>`;
+            })}
           </tbody>
         </table>
       </div>

@@ -6,7 +6,7 @@ import { count, duration, line, number, percent } from "../lib/format.js";
 import { useLatest } from "../lib/live.js";
 import { useKeys } from "../lib/keys.js";
 import { term } from "../lib/query.js";
-import { go, link } from "../lib/router.js";
+import { go, groupLink, link } from "../lib/router.js";
 import { useCursor } from "../ui/cursor.js";
 import { Lanes, phaseOf, secondsOf } from "../ui/lanes.js";
 import { Name } from "../ui/name.js";
@@ -55,7 +55,7 @@ function Step({ run, data }) {
       <div class="end"><${StageChoice} names=${data.stages} chosen=${stage} /></div>
     </div>
     <${Waited} run=${run} data=${data} />
-    <${Episodes} run=${run} data=${data} own=${own} />
+    <${Episodes} run=${run} data=${data} />
   `;
 }
 
@@ -115,8 +115,8 @@ function seconds(value) {
   return `${Number(value.toFixed(6))} s`;
 }
 
-function Episodes({ run, data, own }) {
-  const { lanes, from, to, oldest, versions } = useMemo(() => lanesOf(run, data, own), [data]);
+function Episodes({ run, data }) {
+  const { lanes, from, to, oldest, versions } = useMemo(() => lanesOf(run, data), [data]);
   const open = (index) => lanes[index].href && go(lanes[index].href);
   const group = (index) => index >= 0 && lanes[index].group && go(lanes[index].group);
   const [active, setActive] = useCursor({
@@ -161,14 +161,14 @@ const placeOf = (version, oldest) => (version === null ? HUES : ((version - olde
 const hueOf = (version, oldest) => `--series-${placeOf(version, oldest)}`;
 const MOST_VERSIONS = 16; // in the legend
 
-function lanesOf(run, { groups, phases, step_s: whole }, own) {
+function lanesOf(run, { groups, phases, step_s: whole }) {
   const lanes = [];
   let [from, to] = [0, whole ?? 0];
   const found = new Set();
   if (phases.length > 0) lanes.push({ key: "loop", head: html`<b>Training loop</b>`, parts: phases, said: said(phases, (name) => phaseOf(name)[0]) });
   for (const group of groups) {
-    const { stage, label, group: index, step } = group;
-    const href = link("group", { run, id: index, stage, label, step, ...own });
+    const { stage, label, group: index } = group;
+    const href = groupLink(run, group);
     lanes.push({ key: `group/${stage}/${label}/${index}`, href, group: href, head: html`<${GroupHead} group=${group} href=${href} />` });
     for (const episode of group.episodes) {
       const { id, start, end, parts } = episode;

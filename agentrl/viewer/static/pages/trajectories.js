@@ -6,7 +6,7 @@ import { count, duration, line, number, when } from "../lib/format.js";
 import { packed, unpacked } from "../lib/curves.js";
 import { useLatest } from "../lib/live.js";
 import { useKeys } from "../lib/keys.js";
-import { go, link, taskLink, update } from "../lib/router.js";
+import { go, groupLink, link, taskLink, update } from "../lib/router.js";
 import { ColumnChoice } from "../ui/column_choice.js";
 import { Drawer, DrawerButton, isNarrow } from "../ui/drawer.js";
 import { Facets } from "../ui/facets.js";
@@ -148,11 +148,6 @@ function countedOf(known, chosen) {
 /** Another click on a column turns its order; numbers begin with the greatest. */
 function nextSort(sort, name) {
   return sort === `-${name}` ? name : `-${name}`;
-}
-
-function groupLink(run, row) {
-  const { stage, label, group: id } = row;
-  return link("group", { run, id, stage, label });
 }
 
 function diffLink(run, [a, b]) {

@@ -1,5 +1,6 @@
 /** Data: what the page knows of a trajectory, and what it derives from it. Pure but for the cache. */
 import { get, ofRun } from "../lib/api.js";
+import { parseJson } from "../lib/exact_json.js";
 import { shortName } from "./tokens/display.js";
 
 const KEPT = 8;
@@ -7,7 +8,7 @@ const kept = new Map(); // path and query -> promise of the answer; the oldest f
 
 /**
  * An answer about a trajectory, kept for a while: episodes do not change once written, so stepping
- * back and forth asks once.
+ * back and forth asks once. What an environment or a model wrote is shown as it is: integers are exact.
  * @param {string} run the run's key
  * @param {string} what such as "trajectory" or "tokens"
  * @param {Record<string, unknown>} params
@@ -21,7 +22,7 @@ export function ask(run, what, params) {
     kept.set(key, known);
     return known;
   }
-  const answer = get(ofRun(run, what), params);
+  const answer = get(ofRun(run, what), params, { parse: parseJson });
   kept.set(key, answer);
   answer.catch(() => kept.delete(key));
   while (kept.size > KEPT) kept.delete(kept.keys().next().value);

@@ -1,6 +1,6 @@
 /** Header: what the trajectory is and came to, and the ways to its neighbours. */
 import { html } from "../lib/html.js";
-import { link, offers, taskLink } from "../lib/router.js";
+import { groupLink, link, offers, taskLink } from "../lib/router.js";
 import { count, duration, number } from "../lib/format.js";
 import { showUnseen } from "../lib/unseen.js";
 import { shortName } from "./tokens/display.js";
@@ -20,7 +20,7 @@ export function Header({ run, answer, params }) {
         <${Step} href=${to(neighbours.previous)} keys="K" text="previous" />
         <${Step} href=${to(neighbours.next)} keys="J" text="next" />
         <${Step}
-          href=${groupLink(run, summary)}
+          href=${groupLink(run, { ...summary, group: summary.group_index })}
           text=${summary.group_size ? `group of ${summary.group_size}` : "group"}
         />
         <${Step} href=${taskLink(run, summary.task_id)} text="task" />
@@ -46,11 +46,6 @@ export function Header({ run, answer, params }) {
       </p>`
     }
   </header>`;
-}
-
-function groupLink(run, summary) {
-  const { group_index: id, stage, label, step } = summary;
-  return id === undefined || id === null ? null : link("group", { run, id, stage, label, step });
 }
 
 function Step({ href, keys = "", text }) {
@@ -97,7 +92,7 @@ function facts(summary, seats) {
     ["tokens", count(summary.num_tokens)],
     ["policy version", versionText(versions)],
     ["trained in step", summary.trained_step],
-    ["dropped", shortName(summary.drop_reason ?? "")],
+    ["dropped", shortName(summary.drop ?? "")],
     ["took", span === null ? "" : duration(span)],
   ].filter(([, value]) => value !== undefined && value !== null && value !== "");
 }

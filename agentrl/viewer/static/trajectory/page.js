@@ -76,9 +76,10 @@ export function TrajectoryPage({ run, id, params }) {
   />`;
 }
 
-/** Whether a step may still learn of the trajectory. */
+/** Whether a step may still train the trajectory, or learn of it. */
 function awaited({ summary, annotations }) {
-  return summary.purpose === "train" && !annotations?.length;
+  const isDecided = summary.drop || summary.trained_step !== null;
+  return summary.purpose === "train" && !(isDecided && annotations?.length);
 }
 
 function Episode({ run, answer, isStale, params, tab, pinned, onReload }) {

@@ -34,6 +34,9 @@ from tests.viewer.browser.trajectory.episodes import (
     write_run,
 )
 
+TWEET = 1234567890123456789
+"""No JavaScript number has this value."""
+
 PLANTED = 9000
 """Place among the sampled tokens of ``2-0-0`` that the trainer found much less likely."""
 
@@ -98,7 +101,7 @@ def full_trajectory(maker: EpisodeMaker) -> Trajectory:
         state=state({"form": "grid", "cells": ["#####", "#@.X#", "#####"]}),
         files={"work/main.py": Blob.of(code.encode()), "notes.txt": Blob.of(b"draft\n")},
     )
-    arguments = {"code": "print(5050)", "options": {"deep": [1, {"b": None}]}}
+    arguments = {"code": "print(5050)", "options": {"deep": [1, {"b": None}], "tweet": TWEET}}
     calls = [
         call("python", arguments, "5050\n", None, 1),
         call("search", {"query": "Gauss"}, "Carl Friedrich Gauss", None, 2, 0.5),
@@ -112,7 +115,7 @@ def full_trajectory(maker: EpisodeMaker) -> Trajectory:
         version=4,
         timings={"step_at_s": 0.9, "step_s": 0.7},
         started_at=1002.0,
-        state=state({"form": "table", "columns": ["n", "sum"], "rows": [[1, 1], [2, 3]]}),
+        state=state({"form": "table", "columns": ["n", "sum"], "rows": [[1, 1], [2, TWEET]]}),
         files={"work/main.py": Blob.of((code + ")").encode()), "notes.txt": None},
     )
     critic = maker.turn(
@@ -144,7 +147,10 @@ def full_trajectory(maker: EpisodeMaker) -> Trajectory:
         [first, second, critic, last],
         rewards={"correct": 1.0, "style": 0.5},
         reward=1.5,
-        reasons={"correct": {"tests": "1 passed\n", "exit": 0}, "style": {"judge": judge}},
+        reasons={
+            "correct": {"tests": "1 passed\n", "exit": 0, "of": TWEET},
+            "style": {"judge": judge},
+        },
         first_state=state({"form": "text", "text": "nothing yet"}),
         last_observed=({"role": "user", "content": "Thank you."},),
         info={
@@ -307,4 +313,8 @@ def write_sample_run(folder: Path) -> RunDirectory:
         (big_trajectory(maker), None),
         (shown_trajectory(maker), None),
     ]
-    return write_run(folder, tokenizer, episodes)
+    run = write_run(folder, tokenizer, episodes)
+    fates = [{"to": "trained", "step": 1}, {"to": "dropped", "reason": HOSTILE_TEXT}]
+    rows = [{"group_index": n, "rollout_indices": [0], **fate} for n, fate in enumerate(fates)]
+    run.ledger_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return run

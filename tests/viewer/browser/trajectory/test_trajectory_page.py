@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.kit.marks import wide_but
 from tests.viewer.browser.trajectory.conftest import Shown
+from tests.viewer.browser.trajectory.sample_run import TWEET
 
 pytestmark = pytest.mark.browser
 
@@ -46,6 +48,29 @@ def test_the_chat_shows_words_calls_errors_and_agents(shown: Shown) -> None:
     expect(chat.locator(".lane-head")).to_have_text(["sequence 0: main", "sequence 1: critic"])
     expect(chat).to_contain_text("Thank you.")
     expect(page.locator(".traj-facts")).to_contain_text("main 1.5, critic −0.5 (not trained)")
+    assert shown.errors == []
+
+
+def test_the_head_says_what_became_of_an_episode(shown: Shown) -> None:
+    for own, name, value in (("0-0-0", "trained in step", "1"), ("1-0-0", "dropped", "<script>")):
+        page = shown.open(own, tab="timeline")
+        fact = page.locator(".traj-facts div", has=page.get_by_text(name, exact=True))
+        expect(fact.locator("dd")).to_contain_text(value)
+    page = shown.open("3-0-0", tab="timeline")
+    expect(page.locator(".traj-facts dt", has_text="dropped")).to_have_count(0)
+    assert shown.errors == []
+
+
+def test_a_large_integer_is_shown_and_copied_as_it_is_stored(shown: Shown) -> None:
+    for tab, pane in (("chat", ".chat"), ("judging", ".judging"), ("state", ".state-view")):
+        page = shown.open("0-0-0", pane, tab=tab, turn="1")
+        expect(page.locator(pane)).to_contain_text(str(TWEET))
+    page = shown.open("0-0-0", ".raw", tab="raw")
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.get_by_role("button", name="copy JSON").click()
+    page.wait_for_function("window.copied")
+    copied = json.loads(page.evaluate("window.copied"))
+    assert copied["turns"][1]["calls"][0]["call"]["arguments"]["options"]["tweet"] == TWEET
     assert shown.errors == []
 
 

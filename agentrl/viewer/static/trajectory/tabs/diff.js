@@ -1,6 +1,7 @@
 /** Differences: this trajectory against the pinned one, turn by turn. */
 import { html } from "../../lib/html.js";
 import { useMemo, useRef } from "../../vendor/hooks.js";
+import { jsonText } from "../../lib/exact_json.js";
 import { number } from "../../lib/format.js";
 import { link } from "../../lib/router.js";
 import { VirtualList } from "../../ui/virtual_list.js";
@@ -113,5 +114,5 @@ function argumentLines(call, problem) {
 }
 
 function textOf(content) {
-  return typeof content === "string" ? content : JSON.stringify(content ?? "", null, 2);
+  return typeof content === "string" ? content : jsonText(content ?? "", 2);
 }

@@ -4,6 +4,7 @@
  * Step 0 is after `reset`; step k is after turn k - 1. A turn that recorded no state leaves the one
  * before it standing.
  */
+import { jsonText, parseJson } from "../../lib/exact_json.js";
 
 /**
  * @param {object} answer of the trajectory
@@ -97,7 +98,7 @@ function cellsOf(row) {
 /** @param {string} text @returns {unknown} its JSON; a state that is none is its text */
 export function parsed(text) {
   try {
-    return JSON.parse(text);
+    return parseJson(text);
   } catch {
     return text;
   }
@@ -113,11 +114,11 @@ const DEEPEST = 200; // blanks of indentation; deeper JSON is cut, as it would e
  * @returns {string}
  */
 export function prettyJson(value, indent = "") {
-  if (value === null || typeof value !== "object") return JSON.stringify(value);
+  if (value === null || typeof value !== "object") return jsonText(value);
   if (indent.length > DEEPEST) return "…";
   const inner = Array.isArray(value) ? value : Object.values(value);
   const plain = inner.every((item) => item === null || typeof item !== "object");
-  const line = plain ? JSON.stringify(value) : "";
+  const line = plain ? jsonText(value) : "";
   if (plain && line.length <= LINE) return line;
   const deeper = `${indent}  `;
   const lines = Array.isArray(value)

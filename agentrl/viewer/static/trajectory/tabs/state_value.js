@@ -1,4 +1,5 @@
 /** State value: an environment's state in the form that it names; nothing of it runs. */
+import { jsonText } from "../../lib/exact_json.js";
 import { html } from "../../lib/html.js";
 import { InlineImage } from "../parts/inline_image.js";
 import { JsonTree } from "../parts/json_tree.js";
@@ -20,7 +21,7 @@ const LONGEST_CELL = 500; // characters
 
 function Cells({ table, grid }) {
   const cell = (value) => {
-    const text = value !== null && typeof value === "object" ? JSON.stringify(value) : String(value ?? "");
+    const text = value !== null && typeof value === "object" ? jsonText(value) : String(value ?? "");
     return coloured(text.length > LONGEST_CELL ? `${text.slice(0, LONGEST_CELL)}…` : text);
   };
   return html`<div class="scroll-x" tabindex="0" role="group" aria-label=${grid ? "Grid" : "Table"}>

@@ -3,6 +3,7 @@ import { html } from "../../lib/html.js";
 import { useMemo, useRef, useState } from "../../vendor/hooks.js";
 import { signal } from "../../vendor/signals.js";
 import { useKeys } from "../../lib/keys.js";
+import { offers } from "../../lib/router.js";
 import { ask, isBranch, lanesOf, laneTitle, learnedOf, parseTokens } from "../data.js";
 import { Empty, Failure, Missing, NO_TOKENS } from "../parts/notice.js";
 import { useResource } from "../../lib/resource.js";
@@ -30,7 +31,7 @@ function modelOf(answer) {
 export function TokensTab(props) {
   const { run, answer } = props;
   const id = answer.summary.id;
-  const choices = learnedOf(answer.annotations);
+  const choices = offers("learned") ? learnedOf(answer.annotations) : [];
   const { learner, step } = choices.find(({ key }) => key === props.params.learned) ?? {};
   const loaded = useResource(
     () => ask(run, "tokens", { id, learner, step }),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -283,12 +282,11 @@ def _measured_last(run: OpenRun, stage: str | None) -> Iterator[dict[str, Any]]:
         shown = metric.removeprefix("eval/")
         for step, value in own.series(metric).points()[-1:]:
             within = f"step:{int(step)}" + (f" {term('stage', stage or '')}" if several else "")
-            # the label says in between which evaluation of the set it was, such as step=000010
-            of_set = re.compile("/[^/]+/".join(map(re.escape, shown.rsplit("/", 1))))
-            labels = [
-                label for label, _ in run.index().facets(within, ["label"])["columns"]["label"]
-            ]
-            label = next(filter(of_set.fullmatch, labels), None)
+            name, _, kind = shown.rpartition("/")
+            whens = ("before", f"step={int(step):06d}", "after")
+            labels = [one for one, _ in run.index().facets(within, ["label"])["columns"]["label"]]
+            measured = {f"{name}/{when}/{kind}" for when in whens}
+            label = next((one for one in labels if one in measured), None)
             yield {
                 "name": shown,
                 "values": {f"step {step:g}" + (f" of {stage}" if several else ""): value},

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -59,6 +60,15 @@ def to_json(value: Any) -> str:
     except UnicodeEncodeError:
         return _ASCII_ENCODER.encode(value)
     return text
+
+
+def sorted_json(value: Any) -> str:
+    """A text that is equal for equal values, whatever they are."""
+    try:
+        return _SORTED_ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        # Such as keys of two kinds, which have no order: as it is stored.
+        return _SORTED_ENCODER.encode(from_json(to_json(value)))
 
 
 def from_json(text: str | bytes) -> Any:
@@ -144,4 +154,7 @@ _ENCODER = json.JSONEncoder(
 )
 _ASCII_ENCODER = json.JSONEncoder(
     ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_default
+)
+_SORTED_ENCODER = json.JSONEncoder(
+    sort_keys=True, default=lambda value: shown(value, sys.maxsize, str)
 )

@@ -248,6 +248,12 @@ def test_what_json_has_no_word_for(value: Any, stored: Any) -> None:
     assert round_trip(trajectory_with(info={"x": value})).info == {"x": stored}
 
 
+def test_a_message_without_content_has_no_words() -> None:
+    message: Any = {"role": "assistant", "tool_calls": []}
+    row, _ = encode_trajectory(trajectory_with(task=Task("t", (message,))), step=0, recorded_at=0.0)
+    assert row["prompt"] == ""
+
+
 def test_a_cycle_ends() -> None:
     cycle: dict[str, Any] = {}
     cycle["self"] = cycle

@@ -115,7 +115,8 @@ class JsonlTable:
             return json.loads(line.decode())
         except UnicodeDecodeError as error:
             raise DataError(f"{self.where(index)} is not UTF-8: {error}") from error
-        except (json.JSONDecodeError, RecursionError) as error:
+        # Of the one kind or another, such as a number of too many digits.
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{self.where(index)} is not JSON: {error}") from error
 
     def where(self, index: int) -> str:

@@ -183,18 +183,26 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
         )
 
 
-def _image_findings(observation: Observation, verb: str) -> Iterator[Finding]:
+def may_hold_images(observation: object) -> bool:
+    """Whether some of an observation's messages are of parts, whose images are read where it is
+    checked.
+    """
+    return isinstance(observation, Observation) and bool(_of_parts(observation))
+
+
+def _of_parts(observation: Observation) -> list[Any]:
     groups = (observation.messages, observation.rewrite)
     said = [message for group in groups if isinstance(group, tuple) for message in group]
+    return [
+        message
+        for message in said
+        if isinstance(message, Mapping) and is_parts(message.get("content"))
+    ]
+
+
+def _image_findings(observation: Observation, verb: str) -> Iterator[Finding]:
     try:
-        with_images(
-            [
-                message
-                for message in said
-                if isinstance(message, Mapping) and is_parts(message.get("content"))
-            ],
-            observation.images,
-        )
+        with_images(_of_parts(observation), observation.images)
     except DataError as error:
         yield Finding("message-images", f"{verb}: {error}")
 

@@ -167,6 +167,52 @@ def test_a_number_of_too_many_digits_is_hashed_and_named_where_a_line_has_it(
         load("t.jsonl")
 
 
+LAZY = """
+class Lazy:
+    def __init__(self, sound):
+        self.calls, self.sound = 0, sound
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        self.calls += 1
+        if self.calls > self.sound:
+            raise OSError(5, "Input/output error")
+        return {"question": str(index)}
+
+def tasks(sound):
+    return Lazy(sound)
+"""
+
+
+def test_a_row_that_cannot_be_read_is_named_also_where_it_is_drawn(
+    load: Load, tmp_path: Path
+) -> None:
+    told = (
+        r"row 1 of task\.py:tasks cannot be read: OSError: .*Input/output error \(.*task\.py:\d+\)"
+    )
+    write_function(tmp_path, LAZY)
+    with pytest.raises(DataError, match=told):
+        load("task.py:tasks", {"sound": 1})
+    tasks = load("task.py:tasks", {"sound": 2})
+    with pytest.raises(DataError, match=told):
+        tasks[1]
+
+
+@pytest.mark.parametrize(
+    "given", ["{'a': {'question': 'q'}}", "pandas.DataFrame([{'question': 'q'}])"]
+)
+def test_rows_that_have_no_numbers_are_named(load: Load, tmp_path: Path, given: str) -> None:
+    write_function(tmp_path, f"import pandas\ndef tasks():\n    return {given}")
+    with pytest.raises(DataError, match=r"row 0 of task\.py:tasks cannot be read: KeyError: 0"):
+        load("task.py:tasks")
+
+
+def test_a_length_that_cannot_be_had_is_named(load: Load, tmp_path: Path) -> None:
+    write_function(tmp_path, LAZY.replace("return 2", "raise OSError('gone')"))
+    with pytest.raises(DataError, match=r"data\.train='task\.py:tasks' raised OSError: gone"):
+        load("task.py:tasks", {"sound": 0})
+
+
 def test_blank_lines_are_passed_over(load: Load, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n" + json.dumps(ROWS[0]) + "\n\n")
     assert len(load("t.jsonl")) == 1

@@ -327,6 +327,7 @@ class TrajectoryBuilder:
             "restarts": dict(self.restarts),
             "repairs": dict(self.repairs),
             "resumed_turns": self.resumed_turns,
+            "unclaimed_rewards": {agent: own for agent, own in self.unclaimed.items() if own},
         }
         extra = {name: count for name, count in counted.items() if count}
         return Trajectory(

@@ -296,7 +296,8 @@ def _of_tool(own: Sequence[CallRecord]) -> dict[str, float]:
     metrics |= {f"error/{kind}_frac": count / len(own) for kind, count in kinds.items()}
     # invalid arguments are refused before the tool runs: their latency is not the tool's
     ran = [result.latency_s for result in results if result.error != "invalid_arguments"]
-    queued = [own for result in results if (own := _measured(result, "queued_s")) is not None]
+    waits = (_measured(result, "queued_s") for result in results)
+    queued = [seconds for seconds in waits if seconds is not None]
     for key, seconds in (("latency_s", ran), ("queued_s", queued)):
         if seconds:
             p50, p95 = np.percentile(seconds, [50, 95])

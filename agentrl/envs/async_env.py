@@ -13,7 +13,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
 
-from agentrl.envs.contract import Finding, observation_findings, step_findings
+from agentrl.envs.contract import (
+    Finding,
+    may_hold_images,
+    observation_findings,
+    step_findings,
+)
 from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.tools import BoundedThreads, TokenEnds
@@ -116,7 +121,7 @@ class AsyncEnv:
             )
         self._state = "running"
         observation = await call_env(self.env, "reset", seed=seed)
-        copied: Observation = self._held(
+        copied: Observation = await self._held(
             observation, observation_findings(observation, verb="reset")
         )
         return copied
@@ -135,7 +140,7 @@ class AsyncEnv:
             )
             raise EnvError(f"{self._name}: step comes after reset and before the end; {remedy}")
         result = await call_env(self.env, "step", private_copy(action))
-        copied: StepResult = self._held(result, step_findings(result))
+        copied: StepResult = await self._held(result, step_findings(result))
         if copied.terminated or copied.truncated:
             self._state = "ended"
         return copied
@@ -199,11 +204,17 @@ class AsyncEnv:
                 f"{', '.join(_unpicklable(state))}, by state_dict or a Wrapper's kept"
             ) from error
 
-    def _held(self, given: Any, findings: Iterator[Finding]) -> Any:
+    async def _held(self, given: Any, findings: Iterator[Finding]) -> Any:
         """A copy of what the environment gave, where it breaks no rule."""
-        with wall(failed_as(EnvError, f"what {self._name} gave cannot be read:")):
+
+        def read() -> tuple[str, Any]:
             broken = "; ".join(map(str, findings))
-            copied = None if broken else private_copy(given)
+            return broken, None if broken else private_copy(given)
+
+        with wall(failed_as(EnvError, f"what {self._name} gave cannot be read:")):
+            # An image takes tenths of a second, for which other episodes would wait.
+            has_images = may_hold_images(getattr(given, "observation", given))
+            broken, copied = await ENV_THREADS.run(read) if has_images else read()
         if broken:
             self._state = "ended"
             raise EnvError(f"{self._name} breaks the contract of an Env: {broken}")

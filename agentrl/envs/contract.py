@@ -9,9 +9,9 @@ from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.types import CallRecord, Observation, StepResult, ToolSpec, with_images
+from agentrl.types.messages import is_parts, message_faults
 from agentrl.types.user_code.values import finite_number, shown
 
-_ROLES = ("system", "user", "assistant", "tool")
 _FORMS: Mapping[str, Mapping[str, type]] = {
     "text": {"text": str},
     "table": {"columns": list, "rows": list},
@@ -75,8 +75,8 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
     if not isinstance(observation.agent, str) or not observation.agent:
         yield Finding(
             "agent-name",
-            f"{verb}: agent must name the agent whose turn is next, got {observation.agent!r}; "
-            "leave it out where there is one alone",
+            f"{verb}: agent must name the agent whose turn is next, got "
+            f"{shown(observation.agent)}; leave it out where there is one alone",
         )
     yield from _json_findings(observation.info, f"{verb}: observation.info")
 
@@ -92,7 +92,7 @@ def step_findings(result: object) -> Iterator[Finding]:
         return
     for name in ("terminated", "truncated"):
         if not isinstance(flag := getattr(result, name), bool):
-            fault = f"{name} must be True or False, got {flag!r}; wrap it in bool(...)"
+            fault = f"{name} must be True or False, got {shown(flag)}; wrap it in bool(...)"
             yield Finding("end-flags", f"step: {fault}")
     if result.terminated is True and result.truncated is True:
         yield Finding(
@@ -116,7 +116,7 @@ def step_findings(result: object) -> Iterator[Finding]:
 def _reward_findings(reward: Any) -> Iterator[Finding]:
     given = reward if isinstance(reward, Mapping) else {"": reward}
     for agent, value in given.items():
-        whose = f" of agent {agent!r}" if isinstance(reward, Mapping) else ""
+        whose = f" of agent {shown(agent)}" if isinstance(reward, Mapping) else ""
         if isinstance(value, bool) or finite_number(value) is None:
             yield Finding(
                 "step-reward",
@@ -125,7 +125,7 @@ def _reward_findings(reward: Any) -> Iterator[Finding]:
             )
         if not isinstance(agent, str):
             yield Finding(
-                "step-reward", f"step: reward must name agents by text, got the key {agent!r}"
+                "step-reward", f"step: reward must name agents by text, got the key {shown(agent)}"
             )
 
 
@@ -165,23 +165,14 @@ def _message_findings(messages: object, where: str, *, own_turns: bool) -> Itera
 
 
 def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
+    yield from message_faults(message)
     if not isinstance(message, Mapping):
-        yield 'must be a mapping such as {"role": "user", "content": "..."}'
         return
     role = message.get("role")
-    if role not in _ROLES:
-        yield f"needs a role, one of {', '.join(_ROLES)}"
-    elif role == "assistant" and not own_turns:
+    if role == "assistant" and not own_turns:
         yield (
             "must not be an assistant's: only the policy speaks as the assistant; use the role user"
         )
-    content = message.get("content")
-    if (
-        not isinstance(content, str)
-        and not _is_parts(content)
-        and not (content is None and message.get("tool_calls"))
-    ):
-        yield "needs a content that is a string, or a list of parts that each have a type"
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         yield "answers a call, so it needs the tool_call_id of that call"
     calls = message.get("tool_calls", [])
@@ -192,24 +183,26 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
         )
 
 
-def _is_parts(content: object) -> bool:
-    return isinstance(content, list) and all(
-        isinstance(part, Mapping) and "type" in part for part in content
-    )
+def may_hold_images(observation: object) -> bool:
+    """Whether some of an observation's messages are of parts, whose images are read where it is
+    checked.
+    """
+    return isinstance(observation, Observation) and bool(_of_parts(observation))
+
+
+def _of_parts(observation: Observation) -> list[Any]:
+    groups = (observation.messages, observation.rewrite)
+    said = [message for group in groups if isinstance(group, tuple) for message in group]
+    return [
+        message
+        for message in said
+        if isinstance(message, Mapping) and is_parts(message.get("content"))
+    ]
 
 
 def _image_findings(observation: Observation, verb: str) -> Iterator[Finding]:
-    groups = (observation.messages, observation.rewrite)
-    said = [message for group in groups if isinstance(group, tuple) for message in group]
     try:
-        with_images(
-            [
-                message
-                for message in said
-                if isinstance(message, Mapping) and _is_parts(message.get("content"))
-            ],
-            observation.images,
-        )
+        with_images(_of_parts(observation), observation.images)
     except DataError as error:
         yield Finding("message-images", f"{verb}: {error}")
 

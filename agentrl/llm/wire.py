@@ -15,6 +15,8 @@ from typing import Any, cast
 from agentrl.errors import DataError
 from agentrl.guards.parsing import parse_json
 from agentrl.types import Image, Message, ToolSpec, with_images
+from agentrl.types.messages import message_faults
+from agentrl.types.user_code.values import shown
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """The error's name where a conversation is too long for the model."""
@@ -74,7 +76,7 @@ def from_wire(value: Any, where: str) -> Message:
         WireFault: it is no message; the rule and the value found.
     """
     if not isinstance(value, Mapping):
-        raise WireFault(f"{where} must be an object with a role, got {_short(value)}")
+        raise WireFault(f"{where} must be an object with a role, got {shown(value)}")
     role = _ROLES.get(str(value.get("role")))
     if role is None:
         raise WireFault(
@@ -85,11 +87,7 @@ def from_wire(value: Any, where: str) -> Message:
     if value.get("function_call") is not None:
         raise WireFault(f"{where}.function_call is not supported; write it as tool_calls")
     if role == "assistant" and calls:
-        if not isinstance(calls, list):
-            raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
-        message["tool_calls"] = [
-            _call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)
-        ]
+        message["tool_calls"] = _calls_from_wire(calls, f"{where}.tool_calls")
     if role == "tool":
         if not isinstance(value.get("tool_call_id"), str):
             raise WireFault(
@@ -114,14 +112,16 @@ def wire_reasoning(value: Mapping[str, Any]) -> str | None:
 
 def stored_message(value: Mapping[str, Any], where: str) -> Message:
     """A message of a data set, as agentrl has it or as OpenAI's files do: arguments as JSON text, a
-    null content beside calls, the role ``developer``. What else it holds is kept, but for nulls.
+    null content of an assistant's, the role ``developer``. What else it holds is kept, but for
+    nulls.
 
     Args:
         value: with a role.
         where: its place in the data set, for the error.
 
     Raises:
-        DataError: a call without a name, or arguments that are no JSON object.
+        DataError: another role, a content that is none, a call without a name, or arguments that
+            are no JSON object.
     """
     # Arrow has every column
     message: dict[str, Any] = {name: own for name, own in value.items() if own is not None}
@@ -129,14 +129,14 @@ def stored_message(value: Mapping[str, Any], where: str) -> Message:
     if message["role"] == "assistant":
         message.setdefault("content", "")
     try:
-        calls = [
-            _call_from_wire(call, f"tool_calls[{n}]")
-            for n, call in enumerate(message.pop("tool_calls", ()))
-        ]
+        calls = _calls_from_wire(message.pop("tool_calls", ()), "tool_calls")
         if calls:
             message["tool_calls"] = calls
     except WireFault as fault:
         raise DataError(f"{where}: {fault}") from None
+    rule = next(message_faults(message), None)
+    if rule is not None:
+        raise DataError(f"{where} {rule}, got {shown(value)}; correct it, or leave the row out")
     return cast(Message, message)
 
 
@@ -152,11 +152,10 @@ def tool_from_wire(value: Any, where: str) -> ToolSpec:
             if isinstance(parameters, Mapping):
                 return ToolSpec(name, str(function.get("description") or ""), dict(parameters))
             raise WireFault(
-                f"{where}.function.parameters must be a JSON Schema object, got "
-                f"{_short(parameters)}"
+                f"{where}.function.parameters must be a JSON Schema object, got {shown(parameters)}"
             )
     raise WireFault(
-        f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got {_short(value)}'
+        f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got {shown(value)}'
     )
 
 
@@ -174,23 +173,27 @@ def _no_number(word: str) -> Any:
     raise ValueError(f"{word} is no JSON number")
 
 
+def _calls_from_wire(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple):
+        raise WireFault(f"{where} must be a list, got {shown(calls)}")
+    return [_call_from_wire(call, f"{where}[{number}]") for number, call in enumerate(calls)]
+
+
 def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
     match value:
         case {"function": {"name": str(name), **function}}:
             arguments = function.get("arguments") or {}
         case _:
-            raise WireFault(f"{where} must be a function call with a name, got {_short(value)}")
+            raise WireFault(f"{where} must be a function call with a name, got {shown(value)}")
     if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments, parse_constant=_no_number)
         except ValueError as error:
             raise WireFault(
-                f"{where}.function.arguments must be JSON text, got {_short(arguments)} ({error})"
+                f"{where}.function.arguments must be JSON text, got {shown(arguments)} ({error})"
             ) from None
     if not isinstance(arguments, Mapping):
-        raise WireFault(
-            f"{where}.function.arguments must be a JSON object, got {_short(arguments)}"
-        )
+        raise WireFault(f"{where}.function.arguments must be a JSON object, got {shown(arguments)}")
     call = {"name": name, "arguments": dict(arguments)}
     return {"id": str(value.get("id") or ""), "type": "function", "function": call}
 
@@ -202,7 +205,7 @@ def _content(value: Any, where: str, role: str) -> Any:
     if value is None and role == "assistant":
         return ""
     if not isinstance(value, list):
-        raise WireFault(f"{where}.content must be text or a list of parts, got {_short(value)}")
+        raise WireFault(f"{where}.content must be text or a list of parts, got {shown(value)}")
     try:
         parts = [
             _part_from_wire(part, f"{where}.content[{number}]") for number, part in enumerate(value)
@@ -227,11 +230,6 @@ def _part_from_wire(part: Any, where: str) -> dict[str, Any]:
                 return {"type": "image", "image": url}
             raise WireFault(
                 f"{where}.image_url.url must be a data: URI, as nothing is fetched, got "
-                f"{_short(url)}"
+                f"{shown(url)}"
             )
-    raise WireFault(f"{where} must be a part of type text or image_url, got {_short(part)}")
-
-
-def _short(value: object, limit: int = 120) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    raise WireFault(f"{where} must be a part of type text or image_url, got {shown(part)}")

@@ -9,8 +9,6 @@ depending on the question (arXiv:2604.06268). What falls is the mutual informati
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -25,6 +23,7 @@ from agentrl.types import (
     concat_ids,
 )
 from agentrl.types.arrays import F64, I64
+from agentrl.types.user_code.values import finite_number
 
 _MOST_GROUPS = 64
 _MOST_TOKENS = 256
@@ -133,7 +132,7 @@ def correctness(trajectory: Trajectory) -> float:
 
 def _tells_accuracy(why: object) -> bool:
     accuracy = why.get("acc") if isinstance(why, Mapping) else None
-    return isinstance(accuracy, numbers.Real) and math.isfinite(accuracy)
+    return finite_number(accuracy) is not None
 
 
 def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -297,7 +296,8 @@ def _of_tool(own: Sequence[CallRecord]) -> dict[str, float]:
     metrics |= {f"error/{kind}_frac": count / len(own) for kind, count in kinds.items()}
     # invalid arguments are refused before the tool runs: their latency is not the tool's
     ran = [result.latency_s for result in results if result.error != "invalid_arguments"]
-    queued = [own["queued_s"] for own in map(_metrics_of, results) if "queued_s" in own]
+    waits = (_measured(result, "queued_s") for result in results)
+    queued = [seconds for seconds in waits if seconds is not None]
     for key, seconds in (("latency_s", ran), ("queued_s", queued)):
         if seconds:
             p50, p95 = np.percentile(seconds, [50, 95])
@@ -305,13 +305,14 @@ def _of_tool(own: Sequence[CallRecord]) -> dict[str, float]:
     if results:
         sizes = [len(result.content.encode(errors="replace")) for result in results]
         metrics["output_bytes/mean"] = float(np.mean(sizes))
-        retries = [_metrics_of(result).get("retries", 0.0) for result in results]
+        retries = [_measured(result, "retries") or 0.0 for result in results]
         metrics["retries_per_call"] = float(np.mean(retries))
     return metrics
 
 
-def _metrics_of(result: ToolResult) -> Mapping[str, float]:
-    return result.metrics or {}
+def _measured(result: ToolResult, name: str) -> float | None:
+    """What the executor measured of a call; a tool may keep anything under the same name."""
+    return finite_number((result.metrics or {}).get(name))
 
 
 def _error(call: CallRecord) -> str | None:

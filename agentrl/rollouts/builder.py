@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.rollouts.rollout_spec import EpisodeKey
-from agentrl.store.json_text import from_json, to_json
+from agentrl.store.json_text import sorted_json
 from agentrl.types import (
     Blob,
     Completion,
@@ -38,8 +37,6 @@ from agentrl.types.clock import EpochClock, WaitClock
 
 STATE = "state"
 """The key of ``Observation.info`` by which an environment names its state."""
-
-_sorted_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -330,6 +327,7 @@ class TrajectoryBuilder:
             "restarts": dict(self.restarts),
             "repairs": dict(self.repairs),
             "resumed_turns": self.resumed_turns,
+            "unclaimed_rewards": {agent: own for agent, own in self.unclaimed.items() if own},
         }
         extra = {name: count for name, count in counted.items() if count}
         return Trajectory(
@@ -357,21 +355,12 @@ def _state_key(sequence: SequenceState, info: Mapping[str, Any]) -> str:
     """
     if STATE not in info:
         return sequence.digest.hex()[:16]
-    return hashlib.sha256(_as_json(info[STATE]).encode()).hexdigest()[:16]
-
-
-def _as_json(value: Any) -> str:
-    """A value that an environment gave, as text that is equal for equal ones."""
-    try:
-        return _sorted_json(value)
-    except (TypeError, ValueError, RecursionError):
-        # Such as keys of two kinds, which have no order: as it is stored.
-        return _sorted_json(from_json(to_json(value)))
+    return hashlib.sha256(sorted_json(info[STATE]).encode()).hexdigest()[:16]
 
 
 def _digest(digest: bytes, messages: Sequence[Message]) -> bytes:
     """Extends the hash chain ``digest`` by ``messages``, one link for each message."""
     # A turn hashes its new messages alone, however long the conversation is.
     for message in messages:
-        digest = hashlib.sha256(digest + _as_json(message).encode()).digest()
+        digest = hashlib.sha256(digest + sorted_json(message).encode()).digest()
     return digest

@@ -3,14 +3,16 @@
 What JSON has no word for is marked, never dropped: a NaN or infinity becomes ``{"$float": "nan"}``
 and comes back as the number; an ``Image`` becomes ``{"$image": {"sha256": ...}}``, a ``Blob``
 ``{"$blob": {"sha256": ...}}``, and each comes back as one, without its bytes; an object that is no
-JSON value becomes ``{"$repr": "<type>: <repr>"}`` and comes back as that mapping. Numpy numbers and
-arrays become numbers and lists.
+JSON value, or an integer of more digits than Python writes, becomes
+``{"$repr": "<type>: <repr>"}`` and comes back as that mapping. Numpy numbers and arrays become
+numbers and lists.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -19,6 +21,7 @@ import numpy as np
 
 from agentrl.guards.parsing import nested_too_deeply, parse_json
 from agentrl.types import Blob, Image
+from agentrl.types.user_code.values import shown
 
 _IMAGE_FIELDS = tuple(field.name for field in fields(Image) if field.name != "data")
 _BLOB_FIELDS = tuple(field.name for field in fields(Blob) if field.name != "data")
@@ -41,7 +44,8 @@ def to_json(value: Any) -> str:
     try:
         text = _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
-        # a NaN, a key that is no string, or a cycle: rare, so that only these pay for a walk
+        # a NaN, a key that is no string, too long an integer, or a cycle: rare, so that only these
+        # pay for a walk
         value = _storable(value, 0)
         text = _ENCODER.encode(value)
     # nobody could read it
@@ -56,6 +60,15 @@ def to_json(value: Any) -> str:
     except UnicodeEncodeError:
         return _ASCII_ENCODER.encode(value)
     return text
+
+
+def sorted_json(value: Any) -> str:
+    """A text that is equal for equal values, whatever they are."""
+    try:
+        return _SORTED_ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        # Such as keys of two kinds, which have no order: as it is stored.
+        return _SORTED_ENCODER.encode(from_json(to_json(value)))
 
 
 def from_json(text: str | bytes) -> Any:
@@ -75,7 +88,11 @@ def from_json(text: str | bytes) -> Any:
 
 def _default(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return dict(value)
+        try:
+            return dict(value)
+        except Exception:  # noqa: BLE001
+            # The boundary: a mapping of a user's class, such as one that is closed by now.
+            return _marked(value)
     if isinstance(value, Image):
         return {_IMAGE: {name: getattr(value, name) for name in _IMAGE_FIELDS}}
     if isinstance(value, Blob):
@@ -87,7 +104,7 @@ def _default(value: Any) -> Any:
 
 
 def _marked(value: Any) -> dict[str, str]:
-    return {"$repr": f"{type(value).__name__}: {value!r}"[:_MAX_REPR]}
+    return {"$repr": f"{type(value).__name__}: {shown(value, _MAX_REPR)}"}
 
 
 def _storable(value: Any, depth: int) -> Any:
@@ -95,16 +112,27 @@ def _storable(value: Any, depth: int) -> Any:
         return _marked(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {_FLOAT: str(float(value))}
-    if value is None or isinstance(value, bool | int | str):
+    if isinstance(value, int):
+        return value if _is_short(value) else _marked(value)
+    if value is None or isinstance(value, str):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {
-            key if isinstance(key, str) else str(key): _storable(item, depth + 1)
+            key if isinstance(key, str) else shown(key, _MAX_REPR, str): _storable(item, depth + 1)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [_storable(item, depth + 1) for item in value]
-    return _storable(_default(value), depth + 1)
+    return _storable(_default(value), depth)
+
+
+def _is_short(number: int) -> bool:
+    """Whether Python writes an integer, and reads it back."""
+    try:
+        int.__repr__(number)
+    except ValueError:
+        return False
+    return True
 
 
 def _restore(mapping: dict[str, Any]) -> Any:
@@ -126,4 +154,7 @@ _ENCODER = json.JSONEncoder(
 )
 _ASCII_ENCODER = json.JSONEncoder(
     ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_default
+)
+_SORTED_ENCODER = json.JSONEncoder(
+    sort_keys=True, default=lambda value: shown(value, sys.maxsize, str)
 )

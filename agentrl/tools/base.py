@@ -298,12 +298,11 @@ class FunctionTool(Tool, Generic[P, R]):
             return merged([piece async for piece in self.stream(arguments, context)])
         keywords = self._keywords(arguments, context)
         if not self.keeps_deadline:
-            given = await function(**keywords)
-        else:
-            given = await TOOL_THREADS.run(
-                lambda: function(**keywords), deadline_s=context.deadline_s
-            )
-        return _as_output(given, self)
+            return await self._read(await function(**keywords))
+        # What it gives may be a generator, whose work is the function's own.
+        return await TOOL_THREADS.run(
+            lambda: _as_output(function(**keywords), self), deadline_s=context.deadline_s
+        )
 
     async def stream(
         self, arguments: Mapping[str, Any], context: ToolContext
@@ -312,7 +311,15 @@ class FunctionTool(Tool, Generic[P, R]):
         function: Callable[..., Any] = self.function
         async with aclosing(function(**self._keywords(arguments, context))) as pieces:
             async for piece in pieces:
-                yield _as_output(piece, self)
+                yield await self._read(piece)
+
+    async def _read(self, given: Any) -> str | ToolOutput:
+        """What an async function gave, in a thread where it becomes JSON: that may take its time,
+        and other episodes wait for the event loop.
+        """
+        if isinstance(given, ToolOutput) or type(given) is str:
+            return given
+        return await TOOL_THREADS.run(lambda: _as_output(given, self))
 
     def _keywords(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         try:

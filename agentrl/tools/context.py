@@ -25,6 +25,7 @@ class ToolContext:
         state: of the episode: all its tools share it, and a checkpoint keeps it where it can be
             pickled. Calls of one turn run at once.
         offered: the tools on offer by name, each a Tool.
+        known: the same, with those of the episode that are not on offer.
     """
 
     seed: int = 0
@@ -35,6 +36,7 @@ class ToolContext:
     task: Task | None = None
     state: dict[str, Any] = field(default_factory=dict, hash=False)
     offered: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    known: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,7 @@ class ToolExecutor:
             task=task,
             state={} if state is None else state,
             offered=self._offered,
+            known=self._known,
         )
         works = [self._record(call, told) for call in calls]
         # One has nothing to run beside.

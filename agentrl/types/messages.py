@@ -30,6 +30,11 @@ ToolErrorKind = Literal[
 ]
 
 
+_ROLES = ("system", "user", "assistant", "tool")
+IMAGE_PARTS = ("image", "image_url")
+"""The types of a part that holds an image."""
+
+
 class Message(TypedDict, total=False):
     """One chat message.
 
@@ -222,6 +227,36 @@ def split_as_template(text: str) -> tuple[str, str]:
 def without_thoughts(text: str) -> str:
     """What a message says aloud: without blocks of ``<think>``, whether or not they were closed."""
     return _THOUGHTS.sub("", text).strip()
+
+
+def message_faults(message: Any) -> Iterator[str]:
+    """What is wrong with the role and the content of a message: the rule, after its place and
+    before the value found.
+    """
+    if not isinstance(message, Mapping):
+        yield 'must be a mapping such as {"role": "user", "content": "..."}'
+        return
+    if message.get("role") not in _ROLES:
+        yield f"needs a role, one of {', '.join(_ROLES)}"
+    content = message.get("content")
+    if (
+        not isinstance(content, str)
+        and not is_parts(content)
+        and not (content is None and message.get("tool_calls"))
+    ):
+        yield "needs a content that is a string, or a list of parts of text and images"
+
+
+def is_parts(content: object) -> bool:
+    """Whether a content is a list of parts; that their images can be read, ``with_images`` says."""
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping)
+        and (
+            part.get("type") in IMAGE_PARTS
+            or (part.get("type") == "text" and isinstance(part.get("text"), str))
+        )
+        for part in content
+    )
 
 
 def with_images(

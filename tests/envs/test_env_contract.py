@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from PIL import Image as Pictures
 
 from agentrl.envs import AsyncEnv, Env, EnvSpec, check_env, env_findings
 from agentrl.errors import EnvError, SandboxError
@@ -385,3 +386,25 @@ async def test_what_cannot_be_copied_is_a_failure_of_the_environment() -> None:
     env = AsyncEnv(Guess(TASK, observation=Observation(messages=(message,))))  # type: ignore[arg-type]
     with pytest.raises(EnvError, match="what Guess gave cannot be read: RecursionError"):
         await env.reset(seed=0)
+
+
+class Photo(dict[str, Any]):
+    """An image that tells where it is read."""
+
+    read_in: ClassVar[list[str]] = []
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read_in.append(threading.current_thread().name)
+        return super().get(key, default)
+
+
+class Seeing(AsyncGuess):
+    async def reset(self, *, seed: int) -> Observation:
+        seen: Message = {"role": "user", "content": [{"type": "image", "image": "photo"}]}
+        pixel = Pictures.new("RGB", (1, 1))
+        return Observation(messages=(seen,), images={"photo": Photo(bytes=pixel)})
+
+
+async def test_images_are_read_in_a_thread_and_not_on_the_event_loop() -> None:
+    await AsyncEnv(Seeing(TASK)).reset(seed=1)
+    assert set(Photo.read_in) == {"agentrl-env"}

@@ -36,6 +36,11 @@ def opened(**settings: Any) -> tuple[TextArenaEnv, Observation]:
     return env, env.reset(seed=0)
 
 
+def test_a_tasks_own_arguments_may_be_null() -> None:
+    env = TextArenaEnv(replace(TASK, info={"env_args": None}), env_id=NIM, env_args={"sticks": 5})
+    assert env.env_args == {"sticks": 5}
+
+
 @pytest.mark.parametrize("as_text", [False, True])
 def test_each_player_is_told_what_is_new_to_it(as_text: bool) -> None:
     env, opening = opened(env_args={"sticks": 5, "as_text": as_text})

@@ -72,6 +72,16 @@ async def test_a_reward_that_is_no_number_is_ours(reward: Any) -> None:
         await stepped(await started(odd), "odd")
 
 
+async def test_metrics_without_names_are_ours() -> None:
+    @tool
+    def odd() -> ToolOutput:
+        """Odd."""
+        return ToolOutput("", metrics=[1.0])  # type: ignore[arg-type]
+
+    with pytest.raises(ToolError, match=r"tool 'odd': ToolOutput\.metrics must be a mapping"):
+        await stepped(await started(odd), "odd")
+
+
 @tool
 def enter() -> ToolOutput:
     """Enter the cellar."""

@@ -149,6 +149,15 @@ def test_a_tool_counts_its_waits_bytes_retries_and_kinds_of_error() -> None:
     assert metrics["tool/find/error/timeout_frac"] == pytest.approx(1 / 3)
 
 
+def test_what_a_tool_keeps_under_a_name_of_the_executor_is_no_measurement() -> None:
+    odd = {"queued_s": 10**400, "retries": "three"}
+    call = CallRecord(ToolCall("c", "f", {}), None, ToolResult("c", "f", "", metrics=odd))  # type: ignore[arg-type]
+    metrics = rollout_metrics([group(trajectory(turns=(turn(calls=[call]),)))])
+
+    assert metrics["tool/f/retries_per_call"] == 0.0
+    assert "tool/f/queued_s/p50" not in metrics
+
+
 @pytest.mark.parametrize(
     ("changes", "value"),
     [
@@ -157,6 +166,7 @@ def test_a_tool_counts_its_waits_bytes_retries_and_kinds_of_error() -> None:
         ({"reward": 0.1, "reasons": {"own": {"acc": 0.0}}}, 0.0),
         ({"reward": -1.0, "reasons": {"form": "short", "own": {"acc": True}}}, 1.0),
         ({"reward": 0.1, "reasons": {"own": {"acc": "high"}, "form": {"acc": math.nan}}}, 1.0),
+        ({"reward": 0.0, "reasons": {"own": {"acc": 10**400}}}, 0.0),
         ({"rewards": {"correct": 0.0}, "reasons": {"own": {"acc": 1.0}}}, 0.0),
         ({"reward": 0.1}, 1.0),
         ({"reward": 0.0}, 0.0),

@@ -43,6 +43,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "sandbox/forkserver/local.py": ({"json.loads"}, SANDBOX),
     "sandbox/backends.py": ({"json.loads"}, SANDBOX),
     "store/shard.py": ({"pq.ParquetFile"}, "checks that it is a regular file"),
+    "tools/execution/faults.py": ({PATTERN}, "escapes a host that the configuration names"),
     "tools/parsers/reading.py": ({PATTERN}, OWN),
     "tools/toolset.py": ({"json.loads"}, OWN),
     "tools/search/disk_index.py": ({"json.loads", "pq.ParquetFile"}, USERS),

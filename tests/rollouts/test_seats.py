@@ -183,11 +183,13 @@ async def test_a_reward_before_an_agents_first_turn_counts_for_that_turn() -> No
         "white": 0.0,
         "late": 4.0,
     }
+    assert "unclaimed_rewards" not in trajectory.info
 
 
 async def test_an_agent_that_never_acted_has_no_seat() -> None:
     trajectory = await duel({"white": ["a"]}, env=EnvSpec(Early, {"ends": True}))
     assert (trajectory.reward, dict(trajectory.seats)) == (0.0, {})
+    assert trajectory.info["unclaimed_rewards"] == {"late": 3.0}
 
 
 async def test_the_rubric_scores_each_trained_agent_by_its_own_view() -> None:

@@ -89,6 +89,130 @@ def test_a_question_of_text_is_a_users_message(load: Load, tmp_path: Path) -> No
     assert (task.messages, task.answer) == (({"role": "user", "content": "1 + 1?"},), "#### 2")
 
 
+CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        ({"role": "user", "content": None}, "needs a content that is a string, or a list"),
+        ({"role": "user"}, "needs a content"),
+        ({"role": "user", "content": None, "tool_calls": None}, "needs a content"),
+        ({"role": "user", "content": 42}, "needs a content"),
+        ({"role": "user", "content": {"a": 1}}, "needs a content"),
+        ({"role": "user", "content": ["a"]}, "needs a content"),
+        ({"role": "user", "content": [{"text": "a"}]}, "needs a content"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "needs a content"),
+        ({"role": "user", "content": [{"type": "audio"}]}, "needs a content"),
+        (
+            {"role": "narrator", "content": "a"},
+            "needs a role, one of system, user, assistant, tool",
+        ),
+        ({"role": "assistant", "tool_calls": 5}, r"tool_calls must be a list, got 5"),
+    ],
+)
+def test_a_message_without_role_or_content_is_named(
+    load: Load, tmp_path: Path, message: dict[str, Any], rule: str
+) -> None:
+    rows = [ROWS[0], {"id": "c", "messages": [ROWS[1]["messages"][0], message]}]
+    write_jsonl(tmp_path / "t.jsonl", rows)
+    with pytest.raises(DataError, match=rf"t\.jsonl:2: messages\[1\]:? {rule}"):
+        load("t.jsonl")
+    write_function(
+        tmp_path, f"def tasks():\n    yield Task('a')\n    yield Task('b', ({message},))"
+    )
+    with pytest.raises(DataError, match=rf"row 1 of task\.py:tasks: messages\[0\]:? {rule}"):
+        load("task.py:tasks")
+
+
+def test_an_assistants_null_beside_calls_is_an_empty_text(load: Load, tmp_path: Path) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": CALLS}
+    write_jsonl(tmp_path / "t.jsonl", [{"messages": [message]}])
+    write_function(tmp_path, f"def tasks():\n    yield Task('0', ({message},))")
+    function = {"name": "f", "arguments": {}}
+    read = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    for reference in ("t.jsonl", "task.py:tasks"):
+        (task,) = load(reference)
+        assert task.messages == (read,)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("1.5", "'id' must be a text or an integer, got 1.5"),
+        ("'a', 3", "'messages' must be text or a list of messages with a role, got 3"),
+        ("'a', data_source=3", "'data_source' must be a text, got 3"),
+        ("'a', info=3", "'info' must be a mapping, got 3"),
+    ],
+)
+def test_a_task_of_a_function_has_the_types_of_a_row(
+    load: Load, tmp_path: Path, given: str, rule: str
+) -> None:
+    write_function(tmp_path, f"def tasks():\n    yield Task({given})")
+    with pytest.raises(DataError, match=f"row 0 of task.py:tasks: {rule}"):
+        load("task.py:tasks")
+
+
+def test_a_number_of_too_many_digits_is_hashed_and_named_where_a_line_has_it(
+    load: Load, tmp_path: Path
+) -> None:
+    write_function(tmp_path, "def tasks():\n    yield Task('a', answer=10**5000)")
+    assert rows_hash(load("task.py:tasks")) == rows_hash(load("task.py:tasks"))
+    (tmp_path / "t.jsonl").write_text('{"question": "q", "answer": ' + "9" * 5000 + "}")
+    with pytest.raises(DataError, match=r"t\.jsonl:1 is not JSON: Exceeds the limit"):
+        load("t.jsonl")
+
+
+LAZY = """
+class Lazy:
+    def __init__(self, sound):
+        self.calls, self.sound = 0, sound
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        self.calls += 1
+        if self.calls > self.sound:
+            raise OSError(5, "Input/output error")
+        return {"question": str(index)}
+
+def tasks(sound):
+    return Lazy(sound)
+"""
+
+
+def test_a_row_that_cannot_be_read_is_named_also_where_it_is_drawn(
+    load: Load, tmp_path: Path
+) -> None:
+    told = (
+        r"row 1 of task\.py:tasks cannot be read: OSError: .*Input/output error \(.*task\.py:\d+\)"
+    )
+    write_function(tmp_path, LAZY)
+    with pytest.raises(DataError, match=told):
+        load("task.py:tasks", {"sound": 1})
+    tasks = load("task.py:tasks", {"sound": 2})
+    with pytest.raises(DataError, match=told):
+        tasks[1]
+
+
+@pytest.mark.parametrize(
+    "given", ["{'a': {'question': 'q'}}", "pandas.DataFrame([{'question': 'q'}])"]
+)
+def test_rows_that_have_no_numbers_are_named(load: Load, tmp_path: Path, given: str) -> None:
+    write_function(tmp_path, f"import pandas\ndef tasks():\n    return {given}")
+    with pytest.raises(DataError, match=r"row 0 of task\.py:tasks cannot be read: KeyError: 0"):
+        load("task.py:tasks")
+
+
+def test_a_length_that_cannot_be_had_is_named(load: Load, tmp_path: Path) -> None:
+    write_function(tmp_path, LAZY.replace("return 2", "raise OSError('gone')"))
+    with pytest.raises(DataError, match=r"data\.train='task\.py:tasks' raised OSError: gone"):
+        load("task.py:tasks", {"sound": 0})
+
+
 def test_blank_lines_are_passed_over(load: Load, tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text("\n" + json.dumps(ROWS[0]) + "\n\n")
     assert len(load("t.jsonl")) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -195,10 +196,47 @@ def trajectory_with(**changes: Any) -> Trajectory:
     return Trajectory(**{**given_fields, **changes})
 
 
+class Unshowable:
+    """Its text cannot be had."""
+
+    def __repr__(self) -> str:
+        raise ConnectionError("closed")
+
+
+class ClosedShelf(Mapping[str, int]):
+    """A mapping whose file is closed."""
+
+    __repr__ = Unshowable.__repr__
+
+    def __getitem__(self, key: str) -> int:
+        raise ValueError("closed")
+
+    def __iter__(self) -> Iterator[str]:
+        raise ValueError("closed")
+
+    def __len__(self) -> int:
+        return 1
+
+
 @pytest.mark.parametrize(
     ("value", "stored"),
     [
         (np.float32(0.5), 0.5),
+        # in lists: pytest writes out a bare integer
+        ([2**64 + 1, 10**4299], [2**64 + 1, 10**4299]),
+        ([10**4300], [{"$repr": "int: a value of type int"}]),
+        ([np.array([10**5000, 1])], [[{"$repr": "int: a value of type int"}, 1]]),
+        ({10**5000: 1}, {"a value of type int": 1}),
+        (
+            {Unshowable(): 1, 2: 10**5000},
+            {
+                "a value of type Unshowable": 1,
+                "2": {"$repr": "int: a value of type int"},
+            },
+        ),
+        ([Unshowable()], [{"$repr": "Unshowable: a value of type Unshowable"}]),
+        ({Unshowable()}, {"$repr": "set: a value of type set"}),
+        (ClosedShelf(), {"$repr": "ClosedShelf: a value of type ClosedShelf"}),
         (np.arange(3), [0, 1, 2]),
         ((1, 2), [1, 2]),
         ({1: "a"}, {"1": "a"}),
@@ -208,6 +246,12 @@ def trajectory_with(**changes: Any) -> Trajectory:
 )
 def test_what_json_has_no_word_for(value: Any, stored: Any) -> None:
     assert round_trip(trajectory_with(info={"x": value})).info == {"x": stored}
+
+
+def test_a_message_without_content_has_no_words() -> None:
+    message: Any = {"role": "assistant", "tool_calls": []}
+    row, _ = encode_trajectory(trajectory_with(task=Task("t", (message,))), step=0, recorded_at=0.0)
+    assert row["prompt"] == ""
 
 
 def test_a_cycle_ends() -> None:

@@ -324,7 +324,9 @@ def test_a_failure_does_not_hide_the_error_that_ended_the_run(
     with pytest.raises(ZeroDivisionError) as raised:
         fail()
 
-    assert "and the store failed" in raised.value.__notes__[0]
+    (note,) = raised.value.__notes__
+    assert "and the store failed" in note
+    assert f"trajectory '0-0-0' of task {bad.task.id!r} cannot be stored: StoreError: side" in note
 
 
 WRITE_AND_DIE = """

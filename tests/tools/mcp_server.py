@@ -61,8 +61,8 @@ def called(number: object, name: str, text: str) -> None:
     misbehave(name)
     if name == "env":
         text = " ".join(sorted(os.environ))
-    if name == "swap":
-        swapped = True
+    if "swap" in (name, text):
+        swapped = not swapped
         say({"method": "notifications/tools/list_changed"})
     if name == "ask":
         say({"id": 999, "method": text, "params": ASKED.get(text, {})})

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -279,6 +279,70 @@ async def test_an_async_tool_that_hangs_is_cancelled() -> None:
     )
     assert ended.is_set()
     assert executor.num_abandoned == 0
+
+
+READ_IN: list[str] = []
+
+
+def squares(number: int) -> Iterator[int]:
+    for n in range(number):
+        READ_IN.append(threading.current_thread().name)
+        yield n * n
+
+
+@tool
+def of_generator(number: int) -> Iterator[int]:
+    """Squares."""
+    yield from squares(number)
+
+
+@tool
+def of_map(number: int) -> Iterable[int]:
+    """Squares."""
+    return map(int, squares(number))
+
+
+@tool
+async def of_coroutine(number: int) -> Iterable[int]:
+    """Squares."""
+    return squares(number)
+
+
+@tool
+async def in_pieces(number: int) -> AsyncIterator[Any]:
+    """Squares."""
+    yield squares(number)
+
+
+@pytest.mark.parametrize("made", [of_generator, of_map, of_coroutine, in_pieces])
+async def test_what_a_tool_gives_piece_by_piece_is_read_in_a_thread(made: Tool) -> None:
+    READ_IN.clear()
+    assert (await only(ToolExecutor([made]), made.spec.name, number=3)).content == "[0, 1, 4]"
+    assert READ_IN == ["agentrl-tool"] * 3
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_generator_that_hangs_is_abandoned_and_counted(is_async: bool) -> None:
+    release = threading.Event()
+
+    def waits() -> Iterator[str]:
+        yield str(release.wait(DEADLINE_S))
+
+    async def later() -> Iterator[str]:
+        """Wait."""
+        return waits()
+
+    def now() -> Iterator[str]:
+        """Wait."""
+        return waits()
+
+    made = tool(later if is_async else now)
+    executor = ToolExecutor([made], deadline_s=0.05)
+    before = TOOL_THREADS.num_abandoned
+
+    assert (await only(executor, made.spec.name)).error == "timeout"
+    release.set()
+    assert TOOL_THREADS.num_abandoned - before == 1
 
 
 async def test_a_sync_tool_that_hangs_is_abandoned_and_counted() -> None:

@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from agentrl.config.load import load_config
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError, ToolError, ToolFaultError
 from agentrl.run.build import LiveObjects, env_spec
-from agentrl.tools import HermesParser, McpServerSpec, close_shared_tools
+from agentrl.tools import HermesParser, McpServerSpec, Tool, ToolOutput, close_shared_tools, tool
 from agentrl.types import Action, Message, Task
 from tests.kit.waiting import DEADLINE_S, is_alive, until_async
 from tests.rollouts.bytewise import call
@@ -39,9 +40,17 @@ def spec(log: Path, mode: str = "", **settings: Any) -> McpServerSpec:
     return McpServerSpec(command=(sys.executable, SERVER, str(log), mode), **settings)
 
 
-async def opened(log: Path, mode: str = "", **settings: Any) -> ToolEnv:
-    servers = {"fs": spec(log, mode, **settings)}
-    env = await asyncio.to_thread(lambda: ToolEnv(TASK, mcp=servers))
+async def opened(
+    log: Path,
+    mode: str = "",
+    *,
+    task: Task = TASK,
+    tools: Sequence[str] | None = None,
+    own: Sequence[Tool] = (),
+    **settings: Any,
+) -> ToolEnv:
+    servers = {"fs": spec(log, mode, tools=tools, **settings)}
+    env = await asyncio.to_thread(lambda: ToolEnv(task, tools=own, mcp=servers))
     await env.reset(seed=0)
     return env
 
@@ -217,6 +226,43 @@ async def test_a_changed_list_is_told_in_the_answer(log: Path) -> None:
     assert answer.startswith("done\n\nThe tools on offer are now: echo, new_one.\n{")
     assert (await said(env, "new_one", "x"))["content"] == "x"
     assert "there is no tool 'die'" in (await said(env, "die"))["content"]
+    answer = str((await said(env, "echo", "swap"))["content"])
+    assert answer.startswith("swap\n\nThe tools on offer are now: echo, die, hang, ")
+
+
+async def test_a_task_that_names_its_tools_is_offered_no_others(log: Path) -> None:
+    env = await opened(log, task=replace(TASK, info={"tools": ["echo", "swap"]}))
+    assert [one.name for one in (await env.reset(seed=0)).tools or ()] == ["echo", "swap"]
+    assert (await said(env, "echo", "a"))["content"] == "a"
+    assert "there is no tool 'fail'" in (await said(env, "fail"))["content"]
+    assert env.state_dict() is not None
+    answer = str((await said(env, "swap", "done"))["content"])
+    assert answer.startswith("done\n\nThe tools on offer are now: echo.")
+    assert "there is no tool 'new_one'" in (await said(env, "new_one"))["content"]
+
+
+@tool
+def narrow(text: str) -> ToolOutput:
+    """Leave two."""
+    return ToolOutput(text, tools=["echo", "swap"])
+
+
+async def test_what_a_tool_took_off_offer_stays_off_and_a_new_one_comes(log: Path) -> None:
+    env = await opened(log, own=[narrow])
+    await said(env, "narrow")
+    assert (await said(env, "echo", "a"))["content"] == "a"
+    assert "there is no tool 'fail'" in (await said(env, "fail"))["content"]
+    answer = str((await said(env, "swap", "done"))["content"])
+    assert answer.startswith("done\n\nThe tools on offer are now: echo, new_one.")
+
+
+async def test_a_servers_change_leaves_those_of_another_server(log: Path) -> None:
+    servers = {"fs": spec(log), "other": spec(log, tools=("echo", "fail"), prefix="o_")}
+    task = replace(TASK, info={"tools": ["echo", "swap", "o_echo"]})
+    env = await asyncio.to_thread(lambda: ToolEnv(task, mcp=servers))
+    await env.reset(seed=0)
+    answer = str((await said(env, "swap", "done"))["content"])
+    assert answer.startswith("done\n\nThe tools on offer are now: o_echo, echo.")
 
 
 HTTP = """

@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fastapi.testclient import TestClient
 
 from agentrl.envs import ToolEnv
-from agentrl.errors import ConfigError, ToolError
+from agentrl.errors import ConfigError, ToolError, ToolFaultError
 from agentrl.tools import Hit, SearchClient, SearchIndex, ToolReference, resolve_tools
 from agentrl.tools.search.service import search_app
 from agentrl.types import Action, Task, ToolCall
@@ -108,9 +109,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert process.returncode in (0, -15)
 
 
-async def stepped(url: str, query: str = "mother ada") -> str:
-    entry = ToolReference(function="search", args={"url": url, "top_k": 1})
-    env = ToolEnv(TASK, tools=[entry])
+def asking(url: str, **args: Any) -> ToolEnv:
+    entry = ToolReference(function="search", args={"url": url, "top_k": 1, **args})
+    return ToolEnv(TASK, tools=[entry])
+
+
+async def stepped(env: ToolEnv, query: str = "mother ada") -> str:
     try:
         await env.reset(seed=0)
         call = ToolCall("call_0", "search", {"query": query})
@@ -122,9 +126,11 @@ async def stepped(url: str, query: str = "mother ada") -> str:
 
 
 async def test_the_tool_asks_the_server(served: str) -> None:
-    assert await stepped(served) == "Ada: The mother of Ada is Eve."
-    assert await stepped(served, "zebra") == "No document matches."
-    assert "the search was refused" in await stepped(served, "x" * 10_001)  # the model's doing
+    assert await stepped(asking(served)) == "Ada: The mother of Ada is Eve."
+    assert await stepped(asking(served), "zebra") == "No document matches."
+    assert "the search was refused" in await stepped(
+        asking(served), "x" * 10_001
+    )  # the model's doing
 
 
 def test_a_check_asks_for_its_health(served: str) -> None:
@@ -134,8 +140,18 @@ def test_a_check_asks_for_its_health(served: str) -> None:
 
 async def test_a_server_that_is_away_is_our_fault_and_no_answer() -> None:
     with pytest.raises(ToolError, match=r"the search server http.* failed: ConnectError") as raised:
-        await stepped(f"http://127.0.0.1:{free_port()}")
+        await stepped(asking(f"http://127.0.0.1:{free_port()}"))
     assert raised.value.retryable
+
+
+async def test_a_server_that_hangs_is_our_fault_and_no_timeout_of_the_model() -> None:
+    # It takes connections and never answers.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        told = f"the search server http://127.0.0.1:{port} failed: took longer than 0.1 s"
+        with pytest.raises(ToolFaultError, match=told) as raised:
+            await stepped(asking(f"http://127.0.0.1:{port}", deadline_s=0.1))
+    assert (raised.value.retryable, raised.value.by_call) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ model's.
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import httpx
@@ -133,6 +134,51 @@ async def test_a_host_of_the_calls_arguments_is_never_ours(text: str) -> None:
     with service("die") as up:
         assert (await called(asking(up.url), up.url, text=text)).error == "exception"
         assert up.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "arguments", "is_ours"),
+    [
+        ("db", {"query": "customer feedback"}, True),
+        ("api", {"query": "the capital", "of": [{"a": "rapid"}]}, True),
+        ("search", {"search_query": "cats", "search": "dogs"}, True),
+        ("search", {"query": "search for cats"}, True),
+        ("search", {"query": "search: cats"}, True),
+        ("localhost", {"query": "what is localhost?"}, True),
+        ("db", {"url": "http://mydb/"}, True),
+        ("db", {"url": "http://db-2/ or http://db.example.org"}, True),
+        ("db.local", {"query": "adb.local, x.db.local, db.local-2, db.localized"}, True),
+        ("10.0.0.1", {"query": "110.0.0.1 10.0.0.12"}, True),
+        ("db", {"host": "db"}, False),
+        ("db", {"host": " DB\n"}, False),
+        ("db", {"at": [{"page": "db:5000/x"}]}, False),
+        ("db", {"page": "db/x?y"}, False),
+        ("db", {"text": "see http://db and answer"}, False),
+        ("db", {"text": "see http://db."}, False),
+        ("db", {"text": "http://me:x@you@db:5000/"}, False),
+        ("db.local", {"text": "Ask DB.local."}, False),
+        ("db.local", {"text": "访问db.local吧"}, False),
+        ("db.local", {"text": "(https://db.local:5000/x)"}, False),
+        ("::1", {"text": "http://[::1]:5000/"}, False),
+    ],
+)
+def test_a_host_is_named_by_a_value_and_not_by_a_part_of_a_word(
+    host: str, arguments: dict[str, Any], is_ours: bool
+) -> None:
+    url = f"http://[{host}]:5000/" if ":" in host else f"http://{host}:5000/"
+    error = httpx.ConnectError("no", request=httpx.Request("GET", url))
+    assert (Endpoints.of([url]).fault(error, arguments) is not None) == is_ours
+
+
+@pytest.mark.parametrize("piece", ["//", "//db@", "//@", "db ", "db/", "db", " ", "d", "@", "db."])
+@pytest.mark.parametrize("host", ["db", "db.local"])
+def test_hosts_are_looked_for_in_linear_time(host: str, piece: str) -> None:
+    text = piece * (2**20 // len(piece)) + "!"
+    error = httpx.ConnectError("no", request=httpx.Request("GET", f"http://{host}/"))
+    began = time.process_time()
+    Endpoints.of([f"http://{host}"]).fault(error, {"text": text})
+    # A quadratic search of a million characters takes hours.
+    assert time.process_time() - began < 10
 
 
 async def test_a_tool_that_takes_hosts_is_never_ours() -> None:

@@ -107,6 +107,11 @@ def test_a_row_without_an_assistant_is_named() -> None:
         group_of([{"role": "user", "content": "hi"}])
 
 
+def test_a_message_without_content_is_named() -> None:
+    with pytest.raises(DataError, match=r"demonstration 5: messages\[0\] needs a content .* None"):
+        group_of([{"role": "user", "content": None}, CONVERSATION[-1]])
+
+
 def as_openai(**changes: Any) -> list[dict[str, Any]]:
     """The same conversation as OpenAI's files have it: arguments as text, null beside calls,
     ``developer``.

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.types import CallRecord, Segment, SegmentKind, Task, ToolCall, Turn
-from agentrl.types.user_code.values import private_copy, private_task
+from agentrl.types.user_code.values import changed_parts, private_copy, private_task
 
 
 class Board:
@@ -78,3 +78,8 @@ def test_what_a_task_cannot_give_away_is_named() -> None:
         "task 'q-1': info['held'] cannot be copied, and each episode gets a copy of its own: "
         "TypeError: cannot pickle '_thread.lock' object; keep JSON in a task"
     )
+
+
+def test_a_number_that_json_cannot_write_is_compared_by_its_type() -> None:
+    task = Task("q", answer=10**5000, info={"n": 1})
+    assert changed_parts(task, Task("q", answer=10**5001, info={"n": 2})) == ["n"]

@@ -48,7 +48,8 @@ class SeatEnv(Env):
 
     def __init__(self, task: Task, env_args: Mapping[str, Any]) -> None:
         self.task = task
-        self.env_args = {**env_args, **task.info.get("env_args", {})}
+        # Arrow has the column in every row.
+        self.env_args = {**env_args, **(task.info.get("env_args") or {})}
 
     def state_dict(self) -> None:
         """None: see the class."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from agentrl.run.data.images import place_row_images
 from agentrl.run.data.sources import DataSource, bind_named, call_named
 from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.run.data.task_table import SourceTasks, TaskStream, TaskTable
+from agentrl.store.json_text import sorted_json
 from agentrl.types import REWARD_STYLE, Task
 
 __all__ = ["DataSet", "bind_named", "call_named", "rows_hash"]
@@ -219,5 +219,5 @@ def rows_hash(tasks: Iterable[Task]) -> str:
     for task in tasks:
         info = {key: own for key, own in task.info.items() if key != REWARD_STYLE}
         row = [task.id, task.messages, task.answer, task.data_source, info]
-        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+        digest.update(sorted_json(row).encode())
     return digest.hexdigest()

@@ -12,8 +12,8 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl.store import RunDirectory
 from agentrl.types import Image, Message
+from agentrl.types.messages import IMAGE_PARTS
 
-_KINDS = ("image", "image_url")
 _PLACEHOLDER = "<image>"
 """Stands in a prompt's text for the next image of the row, as verl's data sets have it."""
 
@@ -103,7 +103,7 @@ def _part(part: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:
         return part
     # Arrow gives every part every column: what a part does not have is null
     given = {name: value for name, value in part.items() if value is not None}
-    if given.get("type") not in _KINDS:
+    if given.get("type") not in IMAGE_PARTS:
         return given
     source = _first(given, "image", "image_url", "url", "path")
     if source is None and (source := next(rest, None)) is None:

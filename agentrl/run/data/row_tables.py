@@ -20,6 +20,7 @@ import numpy as np
 
 from agentrl.errors import DataError
 from agentrl.types.user_code.values import private_copy
+from agentrl.types.user_code.wall import failed_as, wall
 
 T = TypeVar("T")
 
@@ -115,7 +116,8 @@ class JsonlTable:
             return json.loads(line.decode())
         except UnicodeDecodeError as error:
             raise DataError(f"{self.where(index)} is not UTF-8: {error}") from error
-        except (json.JSONDecodeError, RecursionError) as error:
+        # Of the one kind or another, such as a number of too many digits.
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{self.where(index)} is not JSON: {error}") from error
 
     def where(self, index: int) -> str:
@@ -173,9 +175,10 @@ class HeldTable:
     def __init__(self, rows: Any, name: str) -> None:
         self._rows = rows
         self._name = name
+        self._size = len(rows)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._size
 
     def row(self, index: int) -> Any:
         """A copy of a row, which its reader may change."""
@@ -223,7 +226,19 @@ def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> Hel
     return HeldTable(taken, name)
 
 
+def read_row(table: SourceRows, index: int) -> tuple[str, Any]:
+    """A row of a table behind its place.
+
+    Raises:
+        DataError: it cannot be read; its place is named.
+    """
+    where = table.where(index)
+    # A disk, or a user's own class that decodes a row when it is asked for it.
+    remedy = "; it is asked for by its number, from 0, each time that it is drawn"
+    with wall(failed_as(DataError, f"{where} cannot be read:", remedy)):
+        return where, table.row(index)
+
+
 def located(table: SourceRows) -> Iterator[tuple[str, Any]]:
     """Each row of a table with its place."""
-    for index in range(len(table)):
-        yield table.where(index), table.row(index)
+    return (read_row(table, index) for index in range(len(table)))

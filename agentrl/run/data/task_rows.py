@@ -7,13 +7,15 @@ Its columns are ours, or verl's: ``data_source``, ``prompt``, ``ability``, ``rew
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from agentrl.errors import DataError
 from agentrl.llm.wire import stored_message
 from agentrl.run.data.images import place_images
-from agentrl.types import REWARD_STYLE, Task
+from agentrl.types import REWARD_STYLE, Message, Task
+from agentrl.types.user_code.values import shown
 
 _PROMPTS = ("messages", "prompt", "question")
 _KNOWN = frozenset(
@@ -38,7 +40,7 @@ def task_of(row: Any, index: int, where: str, folder: Path, source: str = "") ->
     """
     prefix = f"{source}/" if source else ""
     if isinstance(row, Task):
-        return row if not prefix else _renamed(row, prefix)
+        return _checked(row, index, where, prefix)
     if not isinstance(row, Mapping):
         raise DataError(f"{where} must be a Task or a mapping, got {type(row).__name__}")
     reward_model = _mapping(row, "reward_model", where)
@@ -56,11 +58,8 @@ def task_of(row: Any, index: int, where: str, folder: Path, source: str = "") ->
     answer = row.get("answer")
     return Task(
         id=f"{prefix}{_id(row, index, where)}",
-        messages=tuple(
-            stored_message(message, f"{where}: messages[{number}]")
-            for number, message in enumerate(
-                place_images(_messages(row, where), row.get("images"), folder, where)
-            )
+        messages=_stored(
+            place_images(_messages(row, where), row.get("images"), folder, where), where
         ),
         answer=reward_model.get("ground_truth") if answer is None else answer,
         data_source=_text(row, "data_source", "default", where),
@@ -68,8 +67,22 @@ def task_of(row: Any, index: int, where: str, folder: Path, source: str = "") ->
     )
 
 
-def _renamed(task: Task, prefix: str) -> Task:
-    return Task(prefix + task.id, task.messages, task.answer, task.data_source, task.info)
+def _checked(task: Task, index: int, where: str, prefix: str) -> Task:
+    """A function's own task, whose fields may hold anything."""
+    given = {name: getattr(task, name) for name in Task.__slots__}
+    return replace(
+        task,
+        id=f"{prefix}{_id(given, index, where)}",
+        # An environment may make its opening of ``info`` alone.
+        messages=_stored(_messages(given, where) if task.messages else (), where),
+        data_source=_text(given, "data_source", "default", where),
+        info=_mapping(given, "info", where),
+    )
+
+
+def _stored(messages: Sequence[Mapping[str, Any]], where: str) -> tuple[Message, ...]:
+    places = (f"{where}: messages[{number}]" for number in range(len(messages)))
+    return tuple(map(stored_message, messages, places))
 
 
 def _messages(row: Mapping[str, Any], where: str) -> Sequence[Mapping[str, Any]]:
@@ -87,7 +100,7 @@ def _messages(row: Mapping[str, Any], where: str) -> Sequence[Mapping[str, Any]]
     ):
         raise DataError(
             f"{where}: 'messages' must be text or a list of messages with a "
-            f"role, got {messages!r:.200}"
+            f"role, got {shown(messages)}"
         )
     return messages
 
@@ -97,7 +110,7 @@ def _id(row: Mapping[str, Any], index: int, where: str) -> str:
     if own is None:
         return str(index)
     if isinstance(own, bool) or not isinstance(own, str | int) or own == "":
-        raise DataError(f"{where}: 'id' must be a text or an integer, got {own!r:.80}")
+        raise DataError(f"{where}: 'id' must be a text or an integer, got {shown(own)}")
     return str(own)
 
 
@@ -106,7 +119,7 @@ def _text(row: Mapping[str, Any], name: str, default: str, where: str) -> str:
     if own is None:
         return default
     if not isinstance(own, str):
-        raise DataError(f"{where}: {name!r} must be a text, got {own!r:.80}")
+        raise DataError(f"{where}: {name!r} must be a text, got {shown(own)}")
     return own
 
 
@@ -115,14 +128,14 @@ def _mapping(row: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]
     if own is None:
         return {}
     if not isinstance(own, Mapping):
-        raise DataError(f"{where}: {name!r} must be a mapping, got {own!r:.80}")
+        raise DataError(f"{where}: {name!r} must be a mapping, got {shown(own)}")
     return own
 
 
 def _style(style: Any, where: str) -> str:
     if style not in _STYLES:
         raise DataError(
-            f"{where}: reward_model.style must be 'rule' or 'model', got {style!r:.80}; correct "
+            f"{where}: reward_model.style must be 'rule' or 'model', got {shown(style)}; correct "
             "it, or leave it out"
         )
     return str(style)

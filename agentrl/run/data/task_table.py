@@ -12,7 +12,7 @@ from typing import overload
 import numpy as np
 
 from agentrl.rollouts.samplers.mixture import Share
-from agentrl.run.data.row_tables import Parts, SourceRows
+from agentrl.run.data.row_tables import Parts, SourceRows, read_row
 from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.types import Task
 from agentrl.types.arrays import I64
@@ -41,8 +41,9 @@ class SourceTasks:
 
     def task(self, index: int) -> Task:
         """A task, by its place among ``positions``."""
-        row = int(self.positions[index])
-        return task_of(self.table.row(row), row, self.table.where(row), self.folder, self.name)
+        number = int(self.positions[index])
+        where, row = read_row(self.table, number)
+        return task_of(row, number, where, self.folder, self.name)
 
     def where(self, index: int) -> str:
         """The place of its row."""

@@ -239,7 +239,7 @@ def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) 
         "policy_version_min": min(versions, default=None),
         "policy_version_max": max(versions, default=None),
         # what a search looks through: the words of the opening conversation
-        "prompt": encodable("\n".join(content_text(message["content"]) for message in opening)),
+        "prompt": encodable("\n".join(content_text(message.get("content")) for message in opening)),
         "final_text": encodable(turns[-1].text) if turns else "",
         "turns": to_json(list(map(encode_turn, turns, sequence_indices(turns)))),
     }

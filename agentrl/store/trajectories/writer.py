@@ -32,6 +32,7 @@ from agentrl.store.trajectories.files import TrajectoryFiles
 from agentrl.store.trajectories.record_clock import RecordClock
 from agentrl.store.trajectories.retention import Retention
 from agentrl.types import Blob, Trajectory
+from agentrl.types.user_code.place import described
 
 
 @dataclass(slots=True)
@@ -343,7 +344,14 @@ class TrajectoryWriter(Closing):
         if not self._keeps_experts:
             trajectory = trajectory.without_experts()
         self.keep_images([trajectory])
-        row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
+        try:
+            row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
+        except Exception as error:
+            # The run ends by it, and one of many thousands is to be found.
+            raise StoreError(
+                f"trajectory {trajectory.id!r} of task {trajectory.task.id!r} cannot be stored: "
+                f"{described(error)}"
+            ) from error
         for column in SECRET_COLUMNS:
             row[column] = self._mask(row[column])
         # A number that is a secret would tear the JSON apart.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ _CLIENTS = ("httpx", "httpx2", "openai")
 _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"})
 _OURS = frozenset({401, 407, 429, 502, 503, 504})
 """Statuses of a service that is not up, or refuses us and not the call."""
+_WORD = re.compile(r"[\w-]+")
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
@@ -74,7 +76,7 @@ class Endpoints:
                     "http://HOST:PORT",
                     fields=["ToolEnv.endpoints"],
                 )
-        found = map(_place, [*named, *_texts(arguments)])
+        found = map(_place, [*named, *(text for text in _texts(arguments) if "://" in text)])
         return cls(frozenset(place for place in found if place is not None))
 
     def fault(self, error: BaseException, arguments: Mapping[str, Any]) -> EndpointFault | None:
@@ -94,8 +96,8 @@ class Endpoints:
             place = _asked(cause)
             if place is None or place not in self.places:
                 continue
-            said = json.dumps(arguments, ensure_ascii=False, default=str).casefold()
-            if place.rpartition(":")[0] in said:
+            host = place.rpartition(":")[0]
+            if any(_names_host(text, host) for text in _texts(arguments)):
                 return None
             return _judged(cause, place)
         return None
@@ -158,10 +160,22 @@ def _place(url: str) -> str | None:
     return f"{parts.hostname}:{port}" if parts.hostname and port else None
 
 
+def _names_host(text: str, host: str) -> bool:
+    """Whether a text names a host: as a part of none longer, and one that might be a word, such as
+    ``db``, in a URL or alone.
+    """
+    name = re.escape(host)
+    where = rf"(?<![\w.-]){name}(?![\w-])"
+    if _WORD.fullmatch(host):
+        in_url = rf"//(?:[^/?#\s]*@)?{name}(?!\.?[\w-])"
+        where = rf"{in_url}|\A\s*{name}(?:[:/?#]\S*)?\s*\Z"
+    # Scripts without spaces stand beside a name.
+    return re.search(where, text.casefold(), re.ASCII) is not None
+
+
 def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
-        if "://" in value:
-            yield value
+        yield value
     elif isinstance(value, Mapping):
         for inner in value.values():
             yield from _texts(inner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agentrl.errors import DataError, ToolError
@@ -35,12 +35,18 @@ def checked_output(output: object, name: str) -> ToolOutput:
     """What a tool gave, as a ToolOutput.
 
     Raises:
-        ToolError: it is none, or its reward is no finite number.
+        ToolError: it is none, its reward is no finite number, or its metrics have no names.
     """
     output = output if isinstance(output, ToolOutput) else ToolOutput(output)  # type: ignore[arg-type]
     if not isinstance(output.content, (str, bytes)):
         raise ToolError(
-            f"tool {name!r}: call must give a str or a ToolOutput of one, got {output.content!r}"
+            f"tool {name!r}: call must give a str or a ToolOutput of one, got "
+            f"{shown(output.content)}"
+        )
+    if not isinstance(output.metrics, Mapping | None):
+        raise ToolError(
+            f"tool {name!r}: ToolOutput.metrics must be a mapping of names to numbers, got "
+            f"{shown(output.metrics)}"
         )
     if isinstance(output.reward, bool) or finite_number(output.reward) is None:
         raise ToolError(

@@ -50,7 +50,7 @@ class McpTool(Tool):
             output.content,
             error=output.error,
             images=output.images,
-            tools=self._server.changes(listed, context.offered),
+            tools=self._server.changes(listed, context),
         )
 
 
@@ -63,35 +63,46 @@ class McpTools:
 
     def __init__(self, connection: McpConnection) -> None:
         self.connection = connection
-        # Guards both: episodes of several loops share a server.
+        # Guards what was made: episodes of several loops share a server.
         self._lock = threading.Lock()
         self._made: dict[str, tuple[types.Tool, McpTool]] = {}
-        self._known: set[str] = set()
 
     def tools(self, listed: Sequence[types.Tool]) -> tuple[McpTool, ...]:
-        """A tool for each."""
+        """A tool for each; one that comes back after it was gone is another one."""
         with self._lock:
+            made = {}
             for one in listed:
                 known = self._made.get(one.name)
-                if known is None or known[0] != one:
-                    made = McpTool(one, self)
-                    self._made[one.name] = (one, made)
-                    self._known.add(made.spec.name)
-            return tuple(self._made[one.name][1] for one in listed)
+                made[one.name] = known if known and known[0] == one else (one, McpTool(one, self))
+            self._made = made
+            return tuple(tool for _, tool in made.values())
 
     async def close(self) -> None:
         """End the server."""
         await self.connection.close()
 
     def changes(
-        self, listed: Sequence[types.Tool], offered: Mapping[str, Tool]
+        self, listed: Sequence[types.Tool], context: ToolContext
     ) -> tuple[object, ...] | None:
-        """All tools on offer where the server's are others than those of ``offered``."""
-        current = self.tools(listed)
-        before = {name: tool.spec for name, tool in offered.items() if name in self._known}
+        """All tools on offer where the server's are others than those of the call's ``context``.
+
+        What was taken off offer stays off, and a task that names its tools gets no new ones.
+        """
+        before = {
+            name: tool.spec
+            for name, tool in context.offered.items()
+            if isinstance(tool, McpTool) and tool._server is self
+        }
+        names_its_own = context.task is not None and context.task.info.get("tools") is not None
+        current = [
+            tool
+            for tool in self.tools(listed)
+            if tool.spec.name in before
+            or not (names_its_own or context.known.get(tool.spec.name) is tool)
+        ]
         if before == {tool.spec.name: tool.spec for tool in current}:
             return None
-        return (*(name for name in offered if name not in before), *current)
+        return (*(name for name in context.offered if name not in before), *current)
 
 
 def mcp_tools(name: str, spec: McpServerSpec) -> tuple[McpTool, ...]:

@@ -120,7 +120,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, json.loads(line.decode())
             except UnicodeDecodeError as error:
                 raise DataError(f"{path}:{number} is not UTF-8: {error}") from None
-            except json.JSONDecodeError as error:
+            except ValueError as error:
                 raise DataError(f"{path}:{number} is not JSON: {error}") from None
 
 

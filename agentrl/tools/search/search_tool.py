@@ -1,6 +1,7 @@
 """Search tool: a retriever as the model calls it, in this process or on a server.
 
-Its failures are ours, never the model's: the call is tried again, and then the episode has failed.
+A server's failures are ours, never the model's: the call is tried again, and then the episode has
+failed. What a retriever of the user's raises goes to the model, as of any tool.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agentrl.tools.search.retriever import Document, Hit, Retriever, SearchIndex
 from agentrl.tools.signature import text_spec
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types.user_code.load import load_named
+from agentrl.types.user_code.wall import DeadlineError
 
 _REFUSED = frozenset({400, 413, 422})
 
@@ -64,9 +66,9 @@ class SearchClient:
         try:
             found = [[_hit(entry) for entry in hits] for hits in answer["result"]]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self._failed(f"no answer of /retrieve: {type(error).__name__}: {error}") from None
+            raise self.failed(f"no answer of /retrieve: {type(error).__name__}: {error}") from None
         if len(found) != len(queries):
-            raise self._failed(f"{len(found)} results for {len(queries)} queries")
+            raise self.failed(f"{len(found)} results for {len(queries)} queries")
         return found
 
     def ping(self) -> str:
@@ -93,16 +95,22 @@ class SearchClient:
             response.raise_for_status()
             answer = response.json()
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise self._failed(f"{type(error).__name__}: {error}", sent=False) from error
+            raise self.failed(f"{type(error).__name__}: {error}", sent=False) from error
         except QueryRefusedError:
             raise
         except (httpx.HTTPError, ValueError) as error:
-            raise self._failed(f"{type(error).__name__}: {error}") from error
+            raise self.failed(f"{type(error).__name__}: {error}") from error
         if not isinstance(answer, Mapping):
-            raise self._failed(f"answered {answer!r:.100}")
+            raise self.failed(f"answered {answer!r:.100}")
         return answer
 
-    def _failed(self, reason: str, *, sent: bool = True) -> EndpointError:
+    def failed(self, reason: str, *, sent: bool = True) -> EndpointError:
+        """The error of a server that failed.
+
+        Args:
+            reason: how.
+            sent: whether it may have been sent the request.
+        """
         return EndpointError(f"the search server {self._root} failed: {reason}", sent=sent)
 
 
@@ -146,10 +154,16 @@ class SearchTool(BuiltInTool):
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Search for ``arguments["query"]``."""
-        found = await TOOL_THREADS.run(
-            lambda: self._index.search_many([arguments["query"]], self._top_k),
-            deadline_s=context.deadline_s,
-        )
+        try:
+            found = await TOOL_THREADS.run(
+                lambda: self._index.search_many([arguments["query"]], self._top_k),
+                deadline_s=context.deadline_s,
+            )
+        except DeadlineError as error:
+            if not isinstance(self._index, SearchClient):
+                raise
+            # It may end the wait before the client does, whose clock starts at each read.
+            raise self._index.failed(str(error)) from error
         lines = (f"{title}: {text}" if title else text for (_, title, text), _ in found[0])
         return "\n".join(lines) or "No document matches."
 

@@ -11,6 +11,7 @@ import copy
 import json
 import math
 import numbers
+import sys
 from collections.abc import (
     Callable,
     ItemsView,
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 _SHARED = frozenset({str, int, float, bool, NoneType, bytes, Segment})
 """Types whose values do not change."""
-_text = json.JSONEncoder(skipkeys=True, default=lambda value: type(value).__name__).encode
+_encode = json.JSONEncoder(skipkeys=True, default=lambda value: type(value).__name__).encode
 # Nested blocks of one thread; what they hold is filled from any.
 _watchers: list[list[tuple[Task, Task]]] = []
 
@@ -112,14 +113,18 @@ def watched_tasks() -> Iterator[list[tuple[Task, Task]]]:
 
 
 def changed_parts(task: Task, own: Task) -> list[str]:
-    """What was changed in a copy of a task: ``messages``, ``answer`` or keys of ``info``. Objects
-    count as equal where their types are.
+    """What was changed in a copy of a task: ``messages``, ``answer`` or keys of ``info``. Objects,
+    and what JSON cannot write, count as equal where their types are.
     """
     before, after = (
         {"messages": one.messages, "answer": one.answer, **one.info} for one in (task, own)
     )
     names = {**before, **after}
     return [name for name in names if _text(before.get(name)) != _text(after.get(name))]
+
+
+def _text(value: object) -> str:
+    return shown(value, sys.maxsize, _encode)
 
 
 _LONGEST = 160
@@ -155,14 +160,16 @@ def is_series(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set)
 
 
-def shown(value: object) -> str:
-    """The value for an error's message, at most 160 characters of it."""
+def shown(value: object, longest: int = _LONGEST, spelled: Callable[[object], str] = repr) -> str:
+    """The value as text, at most ``longest`` characters of it: for an error's message, or where no
+    other text of it is kept.
+    """
     try:
-        text = repr(value)
+        text = spelled(value)
     except Exception:  # noqa: BLE001
         # The boundary: a user's own class may raise anything, an integer of too many digits too.
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def to_json(value: object, *, ensure_ascii: bool = False) -> str:

@@ -17,7 +17,8 @@ MAX_DEPTH = 128
 """
 
 MAX_BYTES = 64 * 2**20
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# The last quote may be missing: each of a text that nothing closes would begin a search to its end.
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKET = bytes(code for code in range(256) if chr(code) not in "[]{}")
 
 

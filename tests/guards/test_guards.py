@@ -44,6 +44,15 @@ def test_brackets_in_texts_are_no_levels() -> None:
     assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH) is not None
 
 
+def test_a_string_that_nothing_closes_costs_linear_time() -> None:
+    text = "[" * MAX_DEPTH + '["' + '\\"' * 2**15
+    started = time.process_time()
+    for faulty, why in ((text, "128 levels"), (text[MAX_DEPTH:], "at most 1 values")):
+        with pytest.raises(ValueError, match=why):
+            parse_json(faulty, max_nodes=1)
+    assert time.process_time() - started < 2  # quadratic: a minute
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -157,6 +166,7 @@ REPEATED = (
     "answer:",
     "\\",
     '"',
+    '\\"',
     "<",
     "<think>",
     "{",

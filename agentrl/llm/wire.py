@@ -170,10 +170,6 @@ def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON number")
-
-
 def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
     match value:
         case {"function": {"name": str(name), **function}}:
@@ -182,7 +178,7 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
             raise WireFault(f"{where} must be a function call with a name, got {_short(value)}")
     if isinstance(arguments, str):
         try:
-            arguments = parse_json(arguments, parse_constant=_no_number)
+            arguments = parse_json(arguments, finite=True)
         except ValueError as error:
             raise WireFault(
                 f"{where}.function.arguments must be JSON text, got {_short(arguments)} ({error})"

@@ -124,7 +124,7 @@ class ServedEpisode:
             found,
         )
         notes = {**await self._notes(request, turn), "repairs": dict(found.repairs)}
-        note_turn(self._turns.builder, turn, notes)
+        note_turn(self._turns.builder, turn, request.tools, notes)
         self._turns.builder.repairs.update(found.repairs.keys())
         calls = tuple(call for call in turn.action.tool_calls if call not in hidden)
         return replace(turn, action=replace(turn.action, message=message, tool_calls=calls))

@@ -58,8 +58,9 @@ class HistoryEntry:
         calls = list(stored.calls)
         for number, record in enumerate(calls):
             call = record.call
-            if call is not None and record.result is None and call.id in results:
-                result = ToolResult(call.id, call.name, results[call.id], None, seconds)
+            waits = record.result is None or not record.result.content
+            if call is not None and waits and call.id in results:
+                result = ToolResult(call.id, call.name, results[call.id], record.error, seconds)
                 calls[number] = replace(record, result=result)
         builder.turns[stored.index] = replace(stored, calls=tuple(calls))
 
@@ -278,21 +279,30 @@ def _as_double(number: float) -> float:
         return number
 
 
-def note_turn(builder: TrajectoryBuilder, turn: TurnResult, notes: Mapping[str, Any]) -> None:
-    """Stores the calls of a turn, without results, and the notes that are not empty."""
+def note_turn(
+    builder: TrajectoryBuilder,
+    turn: TurnResult,
+    tools: Sequence[ToolSpec],
+    notes: Mapping[str, Any],
+) -> None:
+    """Stores the calls of a turn, without results, and the notes that are not empty; a call of none
+    of the ``tools`` on offer has its error already, since nobody may answer it.
+    """
     stored = _turn(builder, turn.sequence)
     written = in_order(turn.action.tool_calls, turn.action.problems)
     builder.turns[stored.index] = replace(
         stored,
-        calls=tuple(map(_without_result, written)),
+        calls=tuple(_without_answer(one, tools) for one in written),
         info={**stored.info, **{name: value for name, value in notes.items() if value}},
     )
 
 
-def _without_result(written: ToolCall | CallProblem) -> CallRecord:
-    if isinstance(written, ToolCall):
+def _without_answer(written: ToolCall | CallProblem, tools: Sequence[ToolSpec]) -> CallRecord:
+    if isinstance(written, CallProblem):
+        return CallRecord(None, written, None)
+    if any(tool.name == written.name for tool in tools):
         return CallRecord(written, None, None)
-    return CallRecord(None, written, None)
+    return CallRecord(written, None, ToolResult(written.id, written.name, "", "unknown_tool"))
 
 
 def _turn(builder: TrajectoryBuilder, sequence: SequenceState) -> Turn:

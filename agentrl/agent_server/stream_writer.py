@@ -29,6 +29,10 @@ from agentrl.types.arrays import F32, I32
 _GROWTH = 32
 """A turn is parsed again after it has grown by 1/32, which takes linear time over its length."""
 
+_UNREAD = "\N{REPLACEMENT CHARACTER}"
+_WAITING = 8
+"""Ids that may wait for the rest of a character, which has at most four bytes."""
+
 
 class PartialText:
     """Decodes ids that arrive in parts to a prefix of their whole text, in whole characters.
@@ -43,22 +47,46 @@ class PartialText:
         self._tail: I32 = np.zeros(0, dtype=np.int32)
         # ids at the tail's beginning whose text is in ``text``
         self._known = 0
+        # the tail's size before which it is not decoded again
+        self._again = 0
 
     def add(self, ids: I32) -> str:
         """Appends ids ``[k]`` and returns the text so far.
 
         - The preceding ids are decoded again with them, because some tokenizers write a token
           differently at the very beginning.
-        - A text that ends with U+FFFD may be a character whose last bytes have not arrived.
+        - A text that ends with U+FFFD may be a character whose last bytes have not arrived; of many
+          such ids only the last can be.
         """
         self._tail = np.concatenate([self._tail, ids])
+        if (size := self._tail.size) < self._again:
+            return self.text
         before = self._decode(self._tail[: self._known])
         whole = self._decode(self._tail)
-        if whole.startswith(before) and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
-            self.text += whole[len(before) :]
+        cut, text = self._settled(whole)
+        if cut and whole.startswith(before):
+            self.text += text[len(before) :]
             self._tail = self._tail[self._known :]
-            self._known = self._tail.size
+            self._known, self._again = cut - self._known, 0
+        elif size - self._known > _WAITING:
+            # A tokenizer that tells its bytes otherwise; all readings take linear time.
+            self._again = 2 * size
         return self.text
+
+    def _settled(self, whole: str) -> tuple[int, str]:
+        """How many ids of the tail, the text of which is ``whole``, keep their text whatever comes,
+        and that text; 0 where none do.
+        """
+        size = self._tail.size
+        if not whole.endswith(_UNREAD):
+            return size, whole
+        if size - self._known > _WAITING:
+            for cut in range(size - 1, size - 5, -1):
+                text, rest = self._decode(self._tail[:cut]), self._decode(self._tail[cut:])
+                # The parts of a character that goes on behind the cut are more marks than it.
+                if rest and text + rest == whole:
+                    return cut, text
+        return 0, ""
 
 
 @dataclass(slots=True)
@@ -213,7 +241,7 @@ class StreamWriter:
             if int(ids[index]) not in self._renderer.stop_token_ids:
                 text = self._renderer.decode(ids[index : index + 1])
                 # its bytes are unknown if it is a part of a character
-                whole = "\N{REPLACEMENT CHARACTER}" not in text
+                whole = _UNREAD not in text
                 self._logprobs.append(
                     {
                         "token": text,

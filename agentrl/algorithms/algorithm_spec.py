@@ -59,6 +59,7 @@ class Needs:
         advantages: credit spread over tokens; imitation needs none.
         baseline: the reward of a greedy rollout of each group.
         entropy: the gradient of the entropy.
+        rewards: those of its trajectories; otherwise they are metrics alone.
     """
 
     old_logprobs: bool = False
@@ -67,6 +68,7 @@ class Needs:
     advantages: bool = True
     baseline: bool = False
     entropy: bool = False
+    rewards: bool = True
 
 
 class Traits(Protocol):

@@ -167,7 +167,7 @@ class TurnLimit(_Limit):
 
 class TokenLimit(_Limit):
     """Truncates an episode whose assistant has written so many tokens (``max_written_tokens``), by
-    the model's own tokenizer.
+    the model's own tokenizer. Markers count as ordinary text, as which a policy may write them too.
 
     Args:
         env: the inner environment.

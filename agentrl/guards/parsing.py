@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -17,7 +18,8 @@ MAX_DEPTH = 128
 """
 
 MAX_BYTES = 64 * 2**20
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+# The last quote may be missing: each of a text that nothing closes would begin a search to its end.
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NO_BRACKET = bytes(code for code in range(256) if chr(code) not in "[]{}")
 
 
@@ -27,7 +29,7 @@ def parse_json(
     max_bytes: int = MAX_BYTES,
     max_nodes: int | None = None,
     object_hook: Callable[[dict[str, Any]], Any] | None = None,
-    parse_constant: Callable[[str], Any] | None = None,
+    finite: bool = False,
 ) -> Any:
     """The value of a JSON text.
 
@@ -35,7 +37,8 @@ def parse_json(
         text: the text; bytes are UTF-8.
         max_bytes: of ``text``; characters, where it is no bytes.
         max_nodes: values in it; None for as many as the bytes hold.
-        object_hook, parse_constant: as ``json.loads`` takes them.
+        object_hook: as ``json.loads`` takes it.
+        finite: refuse NaN, Infinity and numbers that are too large for a float.
 
     Raises:
         ValueError: it is no JSON, too long, of too many values, or nested by more than
@@ -48,7 +51,11 @@ def parse_json(
         raise ValueError(f"it is nested by more than {MAX_DEPTH} levels")
     if max_nodes is not None and _count(text) > max_nodes < _count(_STRING.sub("", text)):
         raise ValueError(f"it must have at most {max_nodes:,} values")
-    return json.loads(text, object_hook=object_hook, parse_constant=parse_constant)
+    if not finite:
+        return json.loads(text, object_hook=object_hook)
+    return json.loads(
+        text, object_hook=object_hook, parse_constant=_no_constant, parse_float=_finite
+    )
 
 
 def mapping(value: object) -> Mapping[str, Any]:
@@ -157,8 +164,9 @@ class JSONFault(ValueError):  # noqa: N818
 def read_json(text: str, start: int) -> tuple[Any, int]:
     """The JSON value that stands at ``start``, white space aside, and the position behind it.
 
-    Stricter than ``json.loads``: NaN and Infinity, a key given twice, half of a surrogate pair, and
-    more than 64 levels are faults, since each would be lost or refused further on.
+    Stricter than ``json.loads``: NaN, Infinity and a number as large (1e999), a key given twice,
+    half of a surrogate pair, and more than 64 levels are faults, since each would be lost or
+    refused further on.
 
     Raises:
         JSONFault: there is none.
@@ -248,10 +256,19 @@ def _no_constant(name: str) -> Any:
     raise _InputRefusedError(f"{name} is no JSON number")
 
 
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise _InputRefusedError(f"{number[:40]} is too large for a number")
+    return value
+
+
 class _InputRefusedError(ValueError):
     """What Python's own decoder would let through."""
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+)
 # The length of a whole number's text, which may be any.
 _LENIENT = json.JSONDecoder(parse_int=len)

@@ -169,10 +169,6 @@ def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON number")
-
-
 def _calls_from_wire(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
         raise WireFault(f"{where} must be a list, got {shown(calls)}")
@@ -187,7 +183,7 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
             raise WireFault(f"{where} must be a function call with a name, got {shown(value)}")
     if isinstance(arguments, str):
         try:
-            arguments = parse_json(arguments, parse_constant=_no_number)
+            arguments = parse_json(arguments, finite=True)
         except ValueError as error:
             raise WireFault(
                 f"{where}.function.arguments must be JSON text, got {shown(arguments)} ({error})"

@@ -47,7 +47,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "turns/repairs/{kind}": "turns a trajectory whose request differed in this way from what "
         "was said, and yet extended it (docs/policy-server.md)",
         "tool/calls_per_traj": "calls a trajectory, unreadable ones included",
-        "tool/success_frac": "share of calls that succeeded",
+        "tool/success_frac": "share of calls that succeeded, of those whose result is known",
         "tool/error/{kind}_frac": "share of calls that failed in this way",
         "tool/{tool}/calls": "calls of one tool",
         "tool/{tool}/error_frac": "share of one tool's calls that failed",

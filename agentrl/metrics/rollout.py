@@ -272,28 +272,33 @@ def _mismatch(finished: Sequence[Trajectory]) -> dict[str, float]:
 def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
     calls = [call for trajectory in finished for turn in trajectory.turns for call in turn.calls]
     metrics = {"tool/calls_per_traj": len(calls) / len(finished)}
-    if not calls:
-        return metrics
-    errors = [_error(call) for call in calls]
-    metrics["tool/success_frac"] = errors.count(None) / len(calls)
-    kinds = Counter(error for error in errors if error is not None)
-    metrics |= {f"tool/error/{kind}_frac": count / len(calls) for kind, count in kinds.items()}
+    known = [call for call in calls if call.is_known]
+    if known:
+        metrics["tool/success_frac"] = sum(call.error is None for call in known) / len(known)
+    metrics |= {f"tool/{key}": value for key, value in _errors(known).items()}
     by_tool: defaultdict[str, list[CallRecord]] = defaultdict(list)
-    for call, error in zip(calls, errors, strict=True):
+    for call in calls:
         # a name that the model invented is no tool, and would make a new metric each time
-        if call.call is not None and error != "unknown_tool":
+        if call.call is not None and call.error != "unknown_tool":
             by_tool[_segment(call.call.name)].append(call)
     for name, own in by_tool.items():
         metrics |= {f"tool/{name}/{key}": value for key, value in _of_tool(own).items()}
     return metrics
 
 
+def _errors(known: Sequence[CallRecord]) -> dict[str, float]:
+    """The share of each kind among calls whose results are known."""
+    kinds = Counter(call.error for call in known if call.error is not None)
+    return {f"error/{kind}_frac": count / len(known) for kind, count in kinds.items()}
+
+
 def _of_tool(own: Sequence[CallRecord]) -> dict[str, float]:
     """The metrics of one tool's calls."""
-    kinds = Counter(error for error in map(_error, own) if error is not None)
+    known = [call for call in own if call.is_known]
     results = [call.result for call in own if call.result is not None]
-    metrics = {"calls": float(len(own)), "error_frac": kinds.total() / len(own)}
-    metrics |= {f"error/{kind}_frac": count / len(own) for kind, count in kinds.items()}
+    metrics = {"calls": float(len(own)), **_errors(known)}
+    if known:
+        metrics["error_frac"] = sum(call.error is not None for call in known) / len(known)
     # invalid arguments are refused before the tool runs: their latency is not the tool's
     ran = [result.latency_s for result in results if result.error != "invalid_arguments"]
     waits = (_measured(result, "queued_s") for result in results)
@@ -313,15 +318,6 @@ def _of_tool(own: Sequence[CallRecord]) -> dict[str, float]:
 def _measured(result: ToolResult, name: str) -> float | None:
     """What the executor measured of a call; a tool may keep anything under the same name."""
     return finite_number((result.metrics or {}).get(name))
-
-
-def _error(call: CallRecord) -> str | None:
-    """How a call failed; None for success. A call without a result was interrupted with its
-    episode.
-    """
-    if call.result is not None:
-        return call.result.error
-    return "malformed" if call.problem is not None else "no_result"
 
 
 def _segment(name: str) -> str:

@@ -129,6 +129,12 @@ class PieceEncoder:
         ids, content = zip(*encoded, strict=True)
         return np.concatenate(ids), np.concatenate(content)
 
+    def token_ends(self, text: str) -> list[int]:
+        """For each token of a text that is ordinary as a whole, as ``Source.CONTENT`` is, the
+        number of characters up to its end.
+        """
+        return [end for _, end in self._ordinary.encode(text, add_special_tokens=False).offsets]
+
     def _encode_run(self, run: _Run) -> Encoded:
         """Adjacent ordinary text encoded as one string."""
         text = "".join(part for part, _ in run)

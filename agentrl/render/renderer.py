@@ -72,8 +72,8 @@ class Renderer(ABC):
         self._text_of = cached_if_short(self._decode, longest=_CACHED_IDS)
 
     def token_ends(self, text: str) -> list[int]:
-        """For each token of an ordinary text, the number of characters up to its end."""
-        return [end for _, end in self._backend.encode(text, add_special_tokens=False).offsets]
+        """See ``PieceEncoder.token_ends``."""
+        return self._encoder.token_ends(text)
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -168,9 +168,14 @@ def finished_manifest(directory: RunDirectory, stage: StageConfig) -> Manifest |
     return manifest if manifest.state.step >= (stage.train.steps or 0) else None
 
 
-def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Ledger) -> None:
+def roll_back(
+    directory: RunDirectory,
+    stages: Sequence[StageConfig],
+    ledger: Ledger,
+    told: Mapping[str, tuple[int, Collection[str]]],
+) -> None:
     """Takes a run back to its newest checkpoint: later ledger rows are rolled back, later metrics
-    taken out, later annotations void.
+    taken out, later annotations void; ``TrackedRun.known`` is written down.
     """
     offset = 0
     steps = {stage.name: -1 for stage in stages}
@@ -181,7 +186,7 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
             offset = manifest.rollouts.ledger_offset
             steps[stage.name] = manifest.state.step
     ledger.restore(offset)
-    record_resume(directory, steps)
+    record_resume(directory, steps, told)
     for path in filter(Path.exists, (directory.metrics_path, directory.phases_path)):
         keep_lines(path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1))
 

@@ -345,7 +345,7 @@ def run_stage(
         )
         for name, spec in specs.items()
     }
-    recorder = _recorder(context, stage, manifest)
+    recorder = _recorder(context, stage, algorithm, manifest)
     snapshot = RolloutState(first_group_index, (), 0, context.ledger.offset)
     snapshot, uncounted = _begins(snapshot, manifest, left)
     recorder.recall(snapshot.groups, uncounted)
@@ -465,11 +465,16 @@ def _announce(
     _tell_renderer(context, stage, model)
 
 
-def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None) -> Recorder:
+def _recorder(
+    context: RunContext, stage: StageConfig, algorithm: AlgorithmSpec, manifest: Manifest | None
+) -> Recorder:
     """What the stage leaves behind, from where a checkpoint stood."""
     rows = read_jsonl(context.directory.metrics_path) if manifest else ()
     earlier = [row for row in rows if row.get("stage") == stage.name]
     ahead = stage.plays and not stage.replays and stage.rollout.max_staleness > 0
+    watched = stage.health
+    if not algorithm.needs.rewards:
+        watched = watched.replace(no_signal_max_frac=None, reward_stuck_steps=None)
     recorder = Recorder(
         stage.name,
         writer=context.writer,
@@ -480,7 +485,7 @@ def _recorder(context: RunContext, stage: StageConfig, manifest: Manifest | None
         step=manifest.state.step if manifest else 0,
         results=dict(manifest.results) if manifest else {},
         detail=stage.store.detail,
-        health=Health(stage.health, earlier, ahead=ahead) if stage.plays else None,
+        health=Health(watched, earlier, ahead=ahead) if stage.plays else None,
         ahead=ahead,
     )
     return recorder

@@ -313,7 +313,7 @@ class Trainer(Closing):
             if resume:
                 # The writer's annotations bear the number of resumes that it finds, and the
                 # metrics' file is replaced here, so both are opened later.
-                roll_back(directory, stages, ledger)
+                roll_back(directory, stages, ledger, tracked.known)
                 events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
             writer = stack.enter_context(
                 TrajectoryWriter(

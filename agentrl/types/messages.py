@@ -178,6 +178,18 @@ class CallRecord:
     problem: CallProblem | None
     result: ToolResult | None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody knows what became of it: an agent's last call may end its episode."""
+        return self.result is not None or self.problem is not None
+
+    @property
+    def error(self) -> ToolErrorKind | None:
+        """How it failed; None where it did not, or where nobody knows."""
+        if self.result is not None:
+            return self.result.error
+        return None if self.problem is None else "malformed"
+
 
 THOUGHTS_OPEN = "<think>"
 THOUGHTS_CLOSE = "</think>"

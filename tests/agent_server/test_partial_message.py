@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -194,16 +195,59 @@ def test_text_comes_in_whole_characters(text: str, cuts: list[int]) -> None:
     assert before == f"{text}!"
 
 
+NO_TEXT = (0x80, 0xBF, 0xC3, 0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x98, 0xFF, 999)
+"""Bytes within and at the beginning of characters, one of none, and an id that has no text."""
+
+
 @settings(max_examples=200)
-@given(tokens=st.lists(st.integers(0, 255), max_size=30), step=st.integers(1, 5))
+@given(
+    tokens=st.lists(st.sampled_from(NO_TEXT) | st.integers(0, 255), max_size=60),
+    step=st.integers(1, 5),
+)
 def test_bytes_that_are_no_text_are_told_as_the_whole_says_them(
     tokens: list[int], step: int
 ) -> None:
     array, renderer = np.asarray([*tokens, *ids("!")], dtype=np.int32), BytewiseRenderer()
-    partial = PartialText(renderer.decode)
+    partial, whole = PartialText(renderer.decode), renderer.decode(array)
     for start in range(0, array.size, step):
-        partial.add(array[start : start + step])
-    assert partial.text == renderer.decode(array)
+        assert whole.startswith(partial.add(array[start : start + step]))
+    assert partial.text == whole
+
+
+def by_runs(array: npt.NDArray[np.int32]) -> str:
+    """As tokenizers with a fallback to bytes decode: a run that is no text has a mark a byte."""
+    try:
+        return bytes(array.tolist()).decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * array.size
+
+
+@pytest.mark.parametrize(
+    ("decode", "tokens"),
+    [
+        (BytewiseRenderer().decode, [999]),
+        (BytewiseRenderer().decode, [0xF0, 0x9F, 0x98]),
+        (BytewiseRenderer().decode, [0x80]),
+        # what was told is taken back, and never settles
+        (by_runs, [*"€".encode(), 0xFF]),
+    ],
+)
+def test_ids_without_text_are_decoded_in_linear_time(
+    decode: Callable[[npt.NDArray[np.int32]], str], tokens: list[int]
+) -> None:
+    decoded = 0
+
+    def counted(array: npt.NDArray[np.int32]) -> str:
+        nonlocal decoded
+        decoded += array.size
+        return decode(array)
+
+    partial, costs = PartialText(counted), []
+    for number in range(2000):
+        partial.add(np.asarray([tokens[number % len(tokens)]], dtype=np.int32))
+        costs.append(decoded)
+    assert costs[-1] < 2.5 * costs[999]
+    assert costs[-1] < 100 * 2000
 
 
 def test_a_turn_is_read_so_seldom_that_all_of_its_readings_are_linear() -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms import make_algorithm
+from agentrl.metrics import rollout_metrics
 from agentrl.rollouts.batching import make_batch
+from agentrl.store import encode_trajectory
 from agentrl.training import Layout, sample_weights
 from agentrl.training.data.partition import partition
 from agentrl.types import Task, TrajectoryGroup
@@ -253,9 +255,35 @@ async def test_a_call_that_cannot_be_read_is_shown_to_the_agent_and_recorded() -
         trajectory = await episode.end()
     assert message.content == '<tool_call>{"name": </tool_call>'
     assert message.tool_calls is None
-    problem = trajectory.turns[0].calls[0].problem
-    assert problem is not None
-    assert problem.kind == "malformed_json"
+    (record,) = trajectory.turns[0].calls
+    assert record.problem is not None
+    assert (record.problem.kind, record.error) == ("malformed_json", "malformed")
+
+
+async def test_a_call_of_a_tool_that_is_not_on_offer_is_none_of_a_tool() -> None:
+    script = [say(call("invented_1") + call("add")), say(call("invented_2") + call("add"))]
+    async with serving(script) as served:
+        episode = await served.open()
+        first = await episode.say(HI, tools=[ADD])
+        await episode.say(HI, *answer(first, "no such tool", "3"), tools=[ADD])
+        # the episode ends with calls that nobody answers
+        trajectory = await episode.end()
+    assert [
+        (one.call and one.call.name, one.error, one.result and one.result.content)
+        for turn in trajectory.turns
+        for one in turn.calls
+    ] == [
+        ("invented_1", "unknown_tool", "no such tool"),
+        ("add", None, "3"),
+        ("invented_2", "unknown_tool", ""),
+        ("add", None, None),
+    ]
+    metrics = rollout_metrics([TrajectoryGroup(0, trajectory.task, (trajectory,))])
+    assert not [name for name in metrics if "invented" in name]
+    assert (metrics["tool/add/calls"], metrics["tool/add/error_frac"]) == (2.0, 0.0)
+    assert metrics["tool/error/unknown_tool_frac"] == pytest.approx(2 / 3)
+    row, _ = encode_trajectory(trajectory, step=1, recorded_at=0.0)
+    assert (row["tools"], row["errors"]) == (["add"], '{"unknown_tool":2}')
 
 
 async def test_the_prompt_of_a_served_episode_is_what_the_agent_sends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -11,13 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import agentrl.envs
 import agentrl.guards
 from agentrl.envs.rewards.shape import json_schema
 from agentrl.guards.addresses import is_public
 from agentrl.guards.html_text import html_text
-from agentrl.guards.parsing import MAX_DEPTH, parse_json, parse_yaml
+from agentrl.guards.parsing import MAX_DEPTH, JSONFault, parse_json, parse_yaml, read_json
 from agentrl.guards.regular_file import NotRegularError, open_regular, read_regular
 from tests.envs.rewards.episodes import episode
 
@@ -42,6 +45,29 @@ def test_brackets_in_texts_are_no_levels() -> None:
     value = {"a": "[" * 500 + '"', "b": [[1]]}
     assert parse_json('{"a": "' + "[" * 500 + '\\"", "b": [[1]]}', max_nodes=5) == value
     assert parse_json("[" * MAX_DEPTH + "]" * MAX_DEPTH) is not None
+
+
+def test_a_string_that_nothing_closes_costs_linear_time() -> None:
+    text = "[" * MAX_DEPTH + '["' + '\\"' * 2**15
+    started = time.process_time()
+    for faulty, why in ((text, "128 levels"), (text[MAX_DEPTH:], "at most 1 values")):
+        with pytest.raises(ValueError, match=why):
+            parse_json(faulty, max_nodes=1)
+    assert time.process_time() - started < 2  # quadratic: a minute
+
+
+NUMBERS = st.builds("{}e{}".format, st.integers(-99, 99), st.integers(-400, 400))
+WORDS = st.sampled_from(["true", "NaN", "-Infinity", '"\\ud800"', '"\\ud83d\\ude00"', '{"é": 1}'])
+
+
+@given(st.lists(NUMBERS | WORDS, max_size=3))
+def test_what_is_read_strictly_can_be_written_again(values: list[str]) -> None:
+    text = f"[{', '.join(values)}]"
+    try:
+        value, _ = read_json(text, 0)
+    except JSONFault:
+        return
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 @pytest.mark.parametrize(
@@ -157,6 +183,7 @@ REPEATED = (
     "answer:",
     "\\",
     '"',
+    '\\"',
     "<",
     "<think>",
     "{",

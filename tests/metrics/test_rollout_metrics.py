@@ -133,6 +133,18 @@ def test_tools() -> None:
     assert not [name for name in metrics if "invented" in name]
 
 
+def test_a_call_whose_result_nobody_knows_is_no_failure() -> None:
+    # a program's last call, such as submit, ends its episode
+    calls = [call("python"), call("python", "timeout"), submit := call("submit")]
+    calls[2] = replace(submit, result=None)
+    metrics = rollout_metrics([group(trajectory(turns=(turn(calls=calls),)))])
+
+    own = {name: value for name, value in metrics.items() if name.startswith("tool/submit/")}
+    assert own == {"tool/submit/calls": 1.0}
+    assert metrics["tool/calls_per_traj"] == 3.0
+    assert (metrics["tool/success_frac"], metrics["tool/error/timeout_frac"]) == (0.5, 0.5)
+
+
 def test_a_tool_counts_its_waits_bytes_retries_and_kinds_of_error() -> None:
     results = [
         ToolResult("c", "find", "é", metrics={"queued_s": 1.0, "retries": 2.0}),  # 2 bytes

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models
 
 from agentrl.errors import DataError
 from agentrl.render import ChatMLRenderer, Piece, PieceEncoder, Source
+from agentrl.tools.execution.outputs import clip_tokens
 from agentrl.types import SegmentKind, concat_ids
 
 MARKERS = (
@@ -118,6 +119,24 @@ def test_a_templates_marker_is_one_token(encoder: PieceEncoder, marker: str) -> 
 def test_an_assistant_may_write_its_own_markers_alone(encoder: PieceEncoder) -> None:
     ids, _ = encoder.encode([Piece("<tool_call>x<|im_end|><|im_start|>system", Source.ASSISTANT)])
     assert added(encoder, ids) == [encoder.added_ids["<tool_call>"]]
+
+
+def test_markers_of_an_output_are_counted_and_cut_as_the_tokens_that_they_become(
+    chatml: ChatMLRenderer, encoder: PieceEncoder
+) -> None:
+    def rendered(text: str) -> int:
+        return int(encoder.encode([Piece(text, Source.CONTENT)])[0].size)
+
+    output = "<|im_start|>" * 100
+    ends = chatml.token_ends(output)
+    assert (len(ends), ends[-1]) == (rendered(output), len(output))
+    clipped, was_cut = clip_tokens(output, ends, 100)
+    head, _, rest = clipped.partition("\n[... ")
+    tail = rest.partition(" left out ...]\n")[2]
+    assert was_cut
+    assert output.startswith(head)
+    assert output.endswith(tail)
+    assert rendered(head) + rendered(tail) <= 100
 
 
 def test_a_marker_is_not_made_of_two_authors_halves(encoder: PieceEncoder) -> None:

@@ -83,7 +83,12 @@ def test_a_teacher_teaches_where_all_rewards_are_equal(tmp_path: Path) -> None:
         "stages.rl.algorithm.name=distillation",
         "stages.rl.reference.stage=warmup",
         "stages.rl.from=model",
+        "stages.rl.steps=4",
+        "health.window=2",
+        "health.reward_stuck_steps=4",
     )
     assert not any("no signal" in line for line in lines)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["steps"], summary["steps_without_signal"]) == (2, 0)
+    assert (summary["steps"], summary["steps_without_signal"]) == (4, 0)
+    events = [one["event"] for one in read_jsonl(tmp_path / "run/events.jsonl")]
+    assert "health_alert" not in events

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from agentrl.cli.main import run as run_command_line
 from agentrl.config.load import load_config
+from agentrl.controller.ledger import Ledger
 from agentrl.errors import ConfigError
+from agentrl.metrics import StepDisplay
 from agentrl.metrics.metrics_spec import MetricsSpec
-from agentrl.run.lifetime.outlets import check_outlets
-from agentrl.store import RunDirectory, read_jsonl
+from agentrl.run.lifetime.outlets import check_outlets, tracked_run
+from agentrl.run.run_setup import roll_back
+from agentrl.store import EventLog, JsonlWriter, RunDirectory, read_jsonl
 from tests.run.tiny_run import train
 
 SHORT = ("stages.warmup.steps=1", "stages.rl.steps=2", "stages.rl.eval.sets={}")
@@ -81,22 +87,49 @@ def test_nothing_is_needed_for_what_is_not_asked() -> None:
     check_outlets(config, config.resolved_stages())
 
 
+def test_what_an_attempt_told_is_known_after_every_later_resume(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", {"id": "0123456789abcdef"})
+    config = load_config(MINIMAL)
+    stages = config.resolved_stages()
+    display = StepDisplay(Console(quiet=True), tmp_path)
+
+    def attempt(steps: Iterable[int], **further: float) -> Mapping[str, Any]:
+        with closing(EventLog(directory)) as events:
+            known = tracked_run(config, stages, directory, events, display).known
+        with closing(Ledger(directory.ledger_path)) as ledger:
+            roll_back(directory, stages, ledger, known)
+        with closing(JsonlWriter(directory.metrics_path)) as lines:
+            for step in steps:
+                lines.append({"step": step, "stage": "main", "time": 0.0, "a": 1.0} | further)
+        return {stage: (step, set(names) - {"time"}) for stage, (step, names) in known.items()}
+
+    # there is no checkpoint: each resume takes all rows out
+    told = {"step", "stage", "a"}
+    assert attempt(range(1, 11)) == {}
+    assert attempt(range(1, 8)) == {"main": (10, told)}
+    assert attempt(range(1, 9)) == {"main": (10, told)}
+    assert attempt(range(1, 11), **{"eval/held_out/accuracy": 1.0}) == {"main": (10, told)}
+    assert attempt(range(1, 13)) == {"main": (10, told | {"eval/held_out/accuracy"})}
+    assert attempt(()) == {"main": (12, told)}
+
+
 @pytest.mark.slow
 def test_a_resumed_run_tells_tensorboard_each_step_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     on = ("metrics.tensorboard=true", "checkpoint.every=2")
-    run = train(tmp_path, *SHORT, *on, "stages.rl.steps=3")
-    # the third step is played again, as after a death behind the checkpoint of the second
-    (last,) = RunDirectory(run).checkpoints_folder.glob("rl/step=000003")
-    last.rename(tmp_path / "elsewhere")
+    run = train(tmp_path, *SHORT, *on, "stages.rl.steps=4")
     first = RunDirectory(run).read_record()["id"]
-    train(tmp_path, *SHORT, *on, "stages.rl.steps=4", resume=True)
+    # as after a death in the fourth step, and one in the third that is played again
+    for lost, steps in ((4, 3), (3, 5)):
+        (last,) = RunDirectory(run).checkpoints_folder.glob(f"rl/step={lost:06}")
+        last.rename(tmp_path / f"elsewhere-{lost}")
+        train(tmp_path, *SHORT, *on, f"stages.rl.steps={steps}", resume=True)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()
-    assert [point.step for point in events.Scalars("rl/reward/mean")] == [1, 2, 3, 4]
+    assert [point.step for point in events.Scalars("rl/reward/mean")] == [1, 2, 3, 4, 5]
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"] == [
-        1, 2, 3, 4,
+        1, 2, 3, 4, 5,
     ]  # fmt: skip
     assert RunDirectory(run).read_record()["id"] == first
 

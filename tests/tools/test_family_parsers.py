@@ -207,8 +207,17 @@ def test_a_harmony_answer_is_content() -> None:
         (LlamaParser, "<|python_tag|>f.call(1)", "bad_arguments", "passed by name, as KEY="),
         (LlamaParser, "<|python_tag|>f.call(a=__import__('os'))", "bad_arguments", "cannot be read"),  # noqa: E501
         (LlamaParser, "<|python_tag|>f.call(a=b)", "bad_arguments", "read: a must be a literal"),
-        (LlamaParser, "<|python_tag|>f.call(a={[1]: 2})", "bad_arguments", "a must be a literal"),
+        (LlamaParser, "<|python_tag|>f.call(a={[1]: 2})", "bad_arguments", "double quotes"),
         (LlamaParser, "<|python_tag|>f.call(**{})", "bad_arguments", "passed by name, as KEY="),
+        (LlamaParser, r"<|python_tag|>f.call(a='\ud800')", "bad_arguments", "its other half"),
+        (LlamaParser, "<|python_tag|>f.call(a=1, a=2)", "bad_arguments", "'a' is given twice"),
+        (LlamaParser, "<|python_tag|>f.call(a={1: 2, '1': 3})", "bad_arguments", "double quotes"),
+        (
+            LlamaParser,
+            f"<|python_tag|>f.call(a={'[' * 65}{']' * 65})",
+            "bad_arguments",
+            "a is no valid JSON: it is nested too deeply",
+        ),
         (DeepSeekParser, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f", "unclosed", "end it with"),
         (DeepSeekParser, "<｜tool▁call▁end｜>", "unclosed", "closes nothing"),
         (DeepSeekParser, deepseek("{}"), "missing_name", "has no <｜tool▁sep｜>"),

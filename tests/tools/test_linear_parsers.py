@@ -95,7 +95,11 @@ def test_a_value_of_any_length_is_read_whole(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["NaN", "-Infinity", '{"a": 1, "a": 2}', "9" * 5000, "[" * 70, '"\\ud800"', "x"]
+    "fault",
+    [
+        *("NaN", "-Infinity", "1e999", "-1e999", "9" * 400 + ".0"),
+        *('{"a": 1, "a": 2}', "9" * 5000, "[" * 70, '"\\ud800"', "x"),
+    ],
 )
 def test_a_fault_far_inside_is_found_where_it_stands(fault: str) -> None:
     body = f'{{"name": "f", "arguments": {{"a": "{"a" * 5000}", "b": {fault}, "c": 1}}}}'

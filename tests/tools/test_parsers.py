@@ -122,6 +122,7 @@ def test_a_call_without_arguments_has_none() -> None:
         ('{"name": "f", "arguments": {"a": 1}', "malformed_json", "at character"),
         ("{'name': 'f'}", "malformed_json", "double quotes"),
         ('{"name": "f", "arguments": {"a": NaN}}', "malformed_json", "NaN is no JSON number"),
+        ('{"name": "f", "arguments": {"a": -1e999}}', "malformed_json", "-1e999 is too large"),
         ('{"name": "f", "name": "g"}', "malformed_json", "the key 'name' is given twice"),
         (
             '{"name": "f", "arguments": {"a": "\\ud800"}}',

@@ -148,6 +148,7 @@ def test_columns_that_arrow_fills_with_nulls_are_none() -> None:
         ),
         ("[1]", r"arguments must be a JSON object, got \[1\]"),
         ('{"a": NaN}', r"must be JSON text, got .* \(NaN is no JSON number\)"),
+        ('{"a": 1e999}', r"must be JSON text, got .* \(1e999 is too large for a number\)"),
     ],
 )
 def test_arguments_that_are_no_object_are_named(arguments: str, told: str) -> None:

@@ -347,7 +347,9 @@ class DistillationSettings(ClippedSettings):
     @property
     def needs(self) -> Needs:
         """See ``Traits``."""
-        return Needs(old_logprobs=True, reference=True, entropy=self.entropy_coef > 0)
+        return Needs(
+            old_logprobs=True, reference=True, entropy=self.entropy_coef > 0, rewards=False
+        )
 
     @model_validator(mode="after")
     def _check_rewards(self) -> Self:

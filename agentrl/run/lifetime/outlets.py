@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any
 
 from agentrl.config import RunConfig, StageConfig, flat_settings
 from agentrl.metrics import StepDisplay
@@ -65,16 +64,22 @@ def tracked_run(
         directory.read_record()["id"],
         from_json(SecretMask()(to_json(settings))),
         say,
-        _known(read_jsonl(directory.metrics_path)),
+        _known(directory),
     )
 
 
-def _known(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, set[str]]]:
-    """See ``TrackedRun.known``; a step may have several rows."""
+def _known(directory: RunDirectory) -> dict[str, tuple[int, set[str]]]:
+    """See ``TrackedRun.known``: what earlier resumes wrote down, and the rows since then."""
     known: dict[str, tuple[int, set[str]]] = {}
-    for row in rows:
-        last, names = known.get(row["stage"], (-1, set()))
-        known[row["stage"]] = row["step"], {*row, *(names if row["step"] == last else ())}
+    for resume in read_jsonl(directory.resumes_path):
+        for stage, (step, names) in resume.get("told", {}).items():
+            known[stage] = step, set(names)
+    for row in read_jsonl(directory.metrics_path):
+        stage, step = row["stage"], row["step"]
+        last, names = known.get(stage, (-1, set()))
+        # a step may have several rows
+        if step >= last:
+            known[stage] = step, {*row, *(names if step == last else ())}
     return known
 
 

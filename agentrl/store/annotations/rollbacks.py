@@ -1,32 +1,40 @@
 """Rollbacks: which annotations a resumed run has taken back.
 
 A run that goes back to a checkpoint makes some steps again. Each resume is a line of
-``resumes.jsonl``: the step that each stage went back to. Each annotation bears the number of
-resumes before it, so that no clock decides.
+``resumes.jsonl``: the step that each stage went back to, and the last one that trackers were told.
+Each annotation bears the number of resumes before it, so that no clock decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 from agentrl.errors import StoreError
 from agentrl.store.jsonl import JsonlWriter, read_jsonl
 from agentrl.store.run_directory import RunDirectory
 
 
-def record_resume(run: RunDirectory, steps: Mapping[str, int]) -> None:
+def record_resume(
+    run: RunDirectory,
+    steps: Mapping[str, int],
+    told: Mapping[str, tuple[int, Collection[str]]] = MappingProxyType({}),
+) -> None:
     """Writes down that a run goes back, before anything new is written.
 
     Args:
         run: the run.
         steps: of each stage the last step that stands; -1 where none does.
+        told: of each stage the last step that trackers were told, and its numbers' names: the
+            metrics that say so are taken out next.
 
     Raises:
         StoreError: the file cannot be written.
     """
     file = JsonlWriter(run.resumes_path)
     try:
-        file.append({"steps": dict(steps)})
+        names = {stage: [step, sorted(names)] for stage, (step, names) in told.items()}
+        file.append({"steps": dict(steps), "told": names})
         file.sync()
     finally:
         file.close()

@@ -274,17 +274,17 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
 def _calls(turns: Sequence[Turn]) -> Row:
     """The columns about tool calls; one that could not be read is a call and an error."""
     calls = [call for turn in turns for call in turn.calls]
-    errors = [_error(call) for call in calls]
+    errors = [call.error for call in calls if call.error is not None]
     return {
         "num_calls": len(calls),
-        "num_tool_errors": len(errors) - errors.count(None),
+        "num_tool_errors": len(errors),
         # a name that the model invented is no tool
         "tools": _once(
             record.call.name
-            for record, error in zip(calls, errors, strict=True)
-            if record.call is not None and error != "unknown_tool"
+            for record in calls
+            if record.call is not None and record.error != "unknown_tool"
         ),
-        "errors": to_json(Counter(filter(None, errors))),
+        "errors": to_json(Counter(errors)),
     }
 
 
@@ -295,13 +295,6 @@ def _numbers(info: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, int(value)
         elif isinstance(value, float | np.floating) and math.isfinite(value):
             yield name, float(value)
-
-
-def _error(record: CallRecord) -> str | None:
-    """How a call failed; None where it did not, or where nobody knows its result."""
-    if record.result is not None:
-        return record.result.error
-    return None if record.problem is None else record.problem.kind
 
 
 def _once(names: Iterable[str]) -> list[str]:

@@ -14,7 +14,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agentrl.tools.parsers.reading import Call, CallFault, CallReading, FormatParser, Marks
+from agentrl.guards.parsing import JSONFault
+from agentrl.tools.parsers.reading import (
+    Call,
+    CallFault,
+    CallReading,
+    FormatParser,
+    Marks,
+    whole_json,
+)
 from agentrl.types import ToolSpec
 
 _OPENS = ("<|python_start|>", "<|tool_call_start|>")
@@ -119,7 +127,7 @@ def python_call(written: str, words: Mapping[str, bool | None]) -> Call:
         words: names that stand for values.
 
     Raises:
-        ValueError: it is none, or has another argument than literals by name.
+        ValueError: it is none, or has another argument than literals by name, each once.
     """
     try:
         call = ast.parse(written, mode="eval").body
@@ -130,7 +138,12 @@ def python_call(written: str, words: Mapping[str, bool | None]) -> Call:
             raise ValueError(f"{name[:40]!r} is no tool's name")
         if call.args or not all(keyword.arg for keyword in call.keywords):
             raise ValueError("arguments are passed by name, as KEY=VALUE")
-        return name, {str(one.arg): _literal(one, words) for one in call.keywords}
+        arguments: dict[str, Any] = {}
+        for one in call.keywords:
+            if str(one.arg) in arguments:
+                raise ValueError(f"the argument {one.arg!r} is given twice")
+            arguments[str(one.arg)] = _literal(one, words)
+        return name, arguments
     except SyntaxError as fault:
         raise ValueError(fault.msg) from None
     # Python's parser raises either for what is nested too deep.
@@ -139,24 +152,31 @@ def python_call(written: str, words: Mapping[str, bool | None]) -> Call:
 
 
 def _literal(keyword: ast.keyword, words: Mapping[str, bool | None]) -> Any:
-    value = _Words(words).visit(keyword.value)
     try:
-        found = ast.literal_eval(value)
-        # A call is kept as JSON, which has no sets, bytes or infinities.
-        json.dumps(found, allow_nan=False)
+        text = _json(keyword.value, words)
     except (ValueError, TypeError):
         # Python's own words name an address in memory.
         raise ValueError(f"{keyword.arg} must be a literal, such as 'x', 1 or [1, 2]") from None
-    return found
+    try:
+        # What is refused of other formats is refused here.
+        return whole_json(text)
+    except JSONFault as fault:
+        raise ValueError(f"{keyword.arg} is no valid JSON: {fault}") from None
 
 
-class _Words(ast.NodeTransformer):
-    """Names that stand for values, such as JSON's ``true``, as those."""
-
-    def __init__(self, words: Mapping[str, bool | None]) -> None:
-        self._words = words
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in self._words:
-            return ast.copy_location(ast.Constant(self._words[node.id]), node)
-        return node
+def _json(node: ast.expr | None, words: Mapping[str, bool | None]) -> str:
+    """A literal as JSON, with all the keys that are written."""
+    match node:
+        case ast.Name(id=word) if word in words:
+            return json.dumps(words[word])
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return f"[{', '.join(_json(item, words) for item in items)}]"
+        case ast.Dict(keys=keys, values=values):
+            pairs = zip(keys, values, strict=True)
+            written = (f"{_json(key, words)}: {_json(value, words)}" for key, value in pairs)
+            return f"{{{', '.join(written)}}}"
+        case ast.Constant(value=value):
+            return json.dumps(value, allow_nan=False)
+        case ast.UnaryOp():
+            return json.dumps(ast.literal_eval(node), allow_nan=False)
+    raise ValueError("it is no literal")

@@ -159,6 +159,7 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
             "choose one with it, such as ppo",
         ),
         ("reference", ("stage", "path"), needs.reference, kl),
+        ("data", ("sampler",), stage.plays, "set data.shuffle"),
         ("train", ("router_replay",), stage.plays, "choose one that trains what a sampler wrote"),
         ("eval", ("sets",), not imitates, "evaluate the trained model by `agentrl eval`"),
     ):

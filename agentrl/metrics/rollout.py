@@ -191,7 +191,9 @@ def _counts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         "count/with_signal": float(sum(map(len, with_signal))),
     }
     if everyone:
+        failed = sum(trajectory.status.kind == "failed" for trajectory in everyone)
         metrics["excluded_frac"] = 1.0 - effective / len(everyone)
+        metrics["failed_frac"] = failed / len(everyone)
     if compared:
         metrics["group/zero_std_frac"] = 1.0 - len(with_signal) / len(compared)
     if stragglers := sum(trajectory.status.reason == "straggler" for trajectory in everyone):
@@ -275,7 +277,7 @@ def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
     metrics = {"tool/calls_per_traj": len(calls) / len(finished)}
     if not calls:
         return metrics
-    errors = [_error(call) for call in calls]
+    errors = [call_error(call) for call in calls]
     metrics["tool/success_frac"] = errors.count(None) / len(calls)
     kinds = Counter(error for error in errors if error is not None)
     metrics |= {f"tool/error/{kind}_frac": count / len(calls) for kind, count in kinds.items()}
@@ -291,7 +293,7 @@ def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
 
 def _of_tool(own: Sequence[CallRecord]) -> dict[str, float]:
     """The metrics of one tool's calls."""
-    kinds = Counter(error for error in map(_error, own) if error is not None)
+    kinds = Counter(error for error in map(call_error, own) if error is not None)
     results = [call.result for call in own if call.result is not None]
     metrics = {"calls": float(len(own)), "error_frac": kinds.total() / len(own)}
     metrics |= {f"error/{kind}_frac": count / len(own) for kind, count in kinds.items()}
@@ -314,7 +316,7 @@ def _metrics_of(result: ToolResult) -> Mapping[str, float]:
     return result.metrics or {}
 
 
-def _error(call: CallRecord) -> str | None:
+def call_error(call: CallRecord) -> str | None:
     """How a call failed; None for success. A call without a result was interrupted with its
     episode.
     """

@@ -11,7 +11,7 @@ from agentrl.algorithms import (
     PolicyGradientSettings,
     Traits,
 )
-from agentrl.algorithms.settings.policy_gradient import DPPOSettings
+from agentrl.algorithms.settings.policy_gradient import DistillationSettings, DPPOSettings
 from agentrl.config.rules import both_given, fault, sampler_faults
 from agentrl.config.schema import StageConfig
 from agentrl.config.train_sections import CriticOptim
@@ -83,6 +83,15 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
             "critic.stage",
             "critic.path",
         )
+    teacher = stage.reference
+    if isinstance(learner, DistillationSettings) and teacher.stage is teacher.path is None:
+        yield fault(
+            f"algorithm.name={name!r} needs a teacher, got neither reference.stage nor "
+            "reference.path (what the stage starts from would teach nothing); name a better model "
+            "that reads the same tokens",
+            "reference.stage",
+            "reference.path",
+        )
     for field, found, asked in (
         ("algorithm.name", f"={name!r}", needs.critic or learner.learns_from == "preferences"),
         ("reward.model", "", stage.reward.model.given),
@@ -150,6 +159,7 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
             "choose one with it, such as ppo",
         ),
         ("reference", ("stage", "path"), needs.reference, kl),
+        ("data", ("sampler",), stage.plays, "set data.shuffle"),
         ("train", ("router_replay",), stage.plays, "choose one that trains what a sampler wrote"),
         ("eval", ("sets",), not imitates, "evaluate the trained model by `agentrl eval`"),
     ):

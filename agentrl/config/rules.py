@@ -106,6 +106,13 @@ def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
                 "a folder; got none",
                 "data.train",
             )
+        if stage.data.stream and stage.data.shuffle:
+            yield fault(
+                "data.stream=true reads rows in the data's own order, and needs "
+                "data.shuffle=false, got true; set it",
+                "data.stream",
+                "data.shuffle",
+            )
         yield from _sampling_faults(stage)
         yield from _lora_faults(stage)
         yield from _megatron_faults(stage)
@@ -185,12 +192,12 @@ def sampler_faults(stage: StageConfig) -> Iterator[Fault]:
             "data.train",
             "data.sampler.name",
         )
-    if stage.data.stream and (stage.data.shuffle or not in_order):
+    if stage.data.stream and not in_order:
         yield fault(
-            "data.stream=true reads rows in the data's own order, and needs data.shuffle=false "
-            f"and data.sampler.name='uniform', got {stage.data.shuffle} and {own.name!r}; set them",
+            "data.stream=true reads rows in the data's own order, and needs "
+            f"data.sampler.name='uniform', got {own.name!r}; set it",
             "data.stream",
-            "data.shuffle",
+            "data.sampler.name",
         )
     if not stage.data.shuffle and not in_order:
         yield fault(

@@ -426,7 +426,8 @@ class DataConfig(Section):
     """Longest opening prompt; a task with a longer one is left out when its stage begins, counted
     and told (docs/data.md)."""
     shuffle: bool = True
-    """Draw the tasks of each epoch in a seeded order; false keeps the data's own."""
+    """Draw the rows of each epoch in a seeded order; false keeps the data's own, as rows to imitate
+    or compare always do that a function yields."""
     sampler: SamplerConfig = SamplerConfig()
 
     @model_validator(mode="after")

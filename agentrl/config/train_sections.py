@@ -186,8 +186,8 @@ class AlgorithmConfig(NamedSettings):
 
 
 class ReferenceConfig(Section):
-    """The reference of a KL term, or the teacher of ``distillation``; by default what the stage
-    starts from."""
+    """The reference of a KL term, by default what the stage starts from; or the teacher of
+    ``distillation``, which has no default."""
 
     stage: str | None = None
     """``model``, or an earlier stage whose last weights it has."""

@@ -68,6 +68,7 @@ _HEALTH: tuple[tuple[re.Pattern[str], str, Callable[[float], Gauge]], ...] = (
         lambda own: Gauge(1 / own, -1, 0.05),
     ),
     (re.compile(r"perf/loop_lag_s"), "loop_lag_max_s", Gauge),
+    (re.compile(r"perf/abandoned_calls"), "abandoned_calls_max", Gauge),
 )
 _OTHERS: tuple[tuple[re.Pattern[str], Gauge | None], ...] = (
     (re.compile(r"mismatch/logp_abs/max"), Gauge(1.0)),

@@ -119,6 +119,10 @@ def _evidence(
             if len(group.finished) >= 2 and len({one.reward for one in group.finished}) == 1
         ]
         return _ids(equal), own, ""
+    if name == "failed_episodes":
+        played = [trajectory for group in groups for trajectory in group.trajectories]
+        failed = [trajectory for trajectory in played if trajectory.status.kind == "failed"]
+        return _ids(failed), f"{own} status:failed", ""
     term, key, blame = _SHOWING.get(name, ("", _by_id, ""))
     return _ids(sorted(finished, key=key)), f"{own} {term}".strip(), blame
 
@@ -131,11 +135,17 @@ def _by_id(trajectory: Trajectory) -> Any:
     return trajectory.group_index, trajectory.rollout_index
 
 
+def _num_errors(trajectory: Trajectory) -> int:
+    calls = [call for turn in trajectory.turns for call in turn.calls]
+    return sum(call.error is not None for call in calls)
+
+
 _SHOWING: Mapping[str, tuple[str, Callable[[Trajectory], Any], str]] = {
     "ratio_jump": ("", _by_id, "clipped"),
     "mismatch_jump": ("", _by_id, "mismatch"),
     "reward_stuck": ("", lambda trajectory: trajectory.reward, ""),
     "tool_collapse": ("calls=0", lambda one: sum(len(turn.calls) for turn in one.turns), ""),
+    "tool_errors": ("tool_errors>=1", lambda one: -_num_errors(one), ""),
     "unknown_tokens": ("", lambda trajectory: -trajectory.info.get("unknown_frac", 0.0), ""),
     "length_explosion": ("", lambda trajectory: -trajectory.num_policy_tokens, ""),
 }

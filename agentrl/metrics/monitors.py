@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentrl.types.section import Count, Fraction, Positive, Section
+from agentrl.types.section import Count, Fraction, Natural, Positive, Section
 
 Factor = Annotated[float, Field(gt=1)]
 
@@ -42,11 +42,19 @@ class HealthSpec(Section):
     """``no_signal``: greatest share of groups whose rewards are all equal."""
     tool_calls_min_frac: Fraction | None = 0.2
     """``tool_collapse``: least number of tool calls, as a share of the first steps'."""
+    tool_success_min_frac: Fraction | None = 0.8
+    """``tool_errors``: least share of tool calls that succeed, as a share of the first steps'.
+    Calls that cannot be read are among those that fail."""
     length_max_factor: Factor | None = 3.0
     """``length_explosion``: greatest length of a response, as a multiple of the first steps'."""
     loop_lag_max_s: Positive | None = 2.0
     """``loop_blocked``: most seconds that the event loop of the episodes may stand still at
     once."""
+    abandoned_calls_max: Natural | None = 32
+    """``abandoned_calls``: most synchronous calls that may run on in one process after their
+    deadlines, each in a thread of its own."""
+    failed_max_frac: Fraction | None = 0.02
+    """``failed_episodes``: greatest share of episodes that failed by infrastructure."""
     unknown_max_frac: Fraction | None = 0.0
     """``unknown_tokens``: greatest share of sampled tokens that the tokenizer has no text for."""
     stale_max_frac: Fraction | None = 0.02
@@ -64,17 +72,20 @@ REWARD = "reward/mean"
 ACCURACY = "accuracy/mean"
 EQUAL_GROUPS = "group/zero_std_frac"
 CALLS = "tool/calls_per_traj"
+SUCCESSES = "tool/success_frac"
 LENGTH = "length/response/mean"
 INFORMATION = "answer/question_mi"
 LAG = "perf/loop_lag_s"
+ABANDONED = "perf/abandoned_calls"
+FAILED = "failed_frac"
 UNKNOWN = "mismatch/unknown_frac"
 ISSUED = "async/issued"
 DROPPED = "async/dropped"
 TRAINED_TOKENS = "count/trained_tokens"
 MASKED_TOKENS = "async/masked_tokens"
 WATCHED = (
-    *(ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, LENGTH, INFORMATION),
-    *(LAG, UNKNOWN, ISSUED, DROPPED, TRAINED_TOKENS, MASKED_TOKENS),
+    *(ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, SUCCESSES, LENGTH),
+    *(INFORMATION, LAG, ABANDONED, FAILED, UNKNOWN, ISSUED, DROPPED, TRAINED_TOKENS, MASKED_TOKENS),
 )
 
 _SOLVED = 0.95
@@ -82,6 +93,7 @@ _SOLVED = 0.95
 _HIGH_ENTROPY = 0.5
 """Share of the first steps' entropy from which answers are as diverse as they were."""
 _LEAST_CALLS = 0.1
+_LEAST_SUCCESSES = 0.5
 _LEAST_INFORMATION = 0.05
 """Below these the first steps had nothing that could collapse."""
 
@@ -226,41 +238,24 @@ def _reward_stuck(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     return MonitorReading(REWARD, now, start, text)
 
 
-def _no_signal(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
-    series = numbers[EQUAL_GROUPS]
-    most = spec.no_signal_max_frac
-    if most is None or series.size < spec.window or series.now <= most:
+def _above(
+    numbers: Numbers,
+    spec: HealthSpec,
+    *,
+    metric: str,
+    setting: str,
+    text: str,
+    of_window: bool = False,
+) -> MonitorReading | None:
+    """The latest number, or the mean of the latest steps, above its bound."""
+    series = numbers[metric]
+    most: float | None = getattr(spec, setting)
+    if most is None or series.size < (spec.window if of_window else 1):
         return None
-    text = (
-        f"in {series.now:.0%} of the groups all rewards are equal, more than {most:.0%}: there is "
-        "little to learn from"
-    )
-    return MonitorReading(EQUAL_GROUPS, series.now, most, text)
-
-
-def _loop_blocked(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
-    most = spec.loop_lag_max_s
-    lag = max(numbers[LAG].tail(1), default=0.0)
-    if most is None or lag <= most:
+    value = series.now if of_window else series.latest[-1]
+    if value <= most:
         return None
-    text = (
-        f"the event loop of the episodes stood still for {lag:.3g} s, more than {most:g} s: an "
-        "async tool, environment or reward blocks it"
-    )
-    return MonitorReading(LAG, lag, most, text)
-
-
-def _unknown_tokens(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
-    most = spec.unknown_max_frac
-    share = next(iter(numbers[UNKNOWN].tail(1)), 0.0)
-    if most is None or share <= most:
-        return None
-    text = (
-        f"{share:.2%} of the sampled tokens are ids that the tokenizer has no text for, more than "
-        f"{most:.0%}: the model's padded vocabulary is trained; start from weights that were "
-        "trained, or give the model as many embeddings as the tokenizer has entries"
-    )
-    return MonitorReading(UNKNOWN, share, most, text)
+    return MonitorReading(metric, value, most, text.format(value=value, most=most))
 
 
 def _lost_by_age(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
@@ -307,7 +302,14 @@ MONITORS: Mapping[str, Monitor] = {
         what="the sampler's and the trainer's logprobs jumped apart: by",
     ),
     "reward_stuck": _reward_stuck,
-    "no_signal": _no_signal,
+    "no_signal": partial(
+        _above,
+        metric=EQUAL_GROUPS,
+        setting="no_signal_max_frac",
+        text="in {value:.0%} of the groups all rewards are equal, more than {most:.0%}: there is "
+        "little to learn from",
+        of_window=True,
+    ),
     "tool_collapse": partial(
         _fallen,
         metric=CALLS,
@@ -315,10 +317,46 @@ MONITORS: Mapping[str, Monitor] = {
         what="tool calls an episode fell",
         floor=_LEAST_CALLS,
     ),
+    "tool_errors": partial(
+        _fallen,
+        metric=SUCCESSES,
+        setting="tool_success_min_frac",
+        what="more tool calls fail or cannot be read: the share of those that succeed fell",
+        floor=_LEAST_SUCCESSES,
+    ),
     "length_explosion": _length_explosion,
     "template_collapse": _template_collapse,
-    "loop_blocked": _loop_blocked,
-    "unknown_tokens": _unknown_tokens,
+    "loop_blocked": partial(
+        _above,
+        metric=LAG,
+        setting="loop_lag_max_s",
+        text="the event loop of the episodes stood still for {value:.3g} s, more than {most:g} s: "
+        "an async tool, environment or reward blocks it",
+    ),
+    "abandoned_calls": partial(
+        _above,
+        metric=ABANDONED,
+        setting="abandoned_calls_max",
+        text="{value:.0f} synchronous calls of tools, environments or rewards run on in one "
+        "process after their deadlines, more than {most:g}, and each holds a thread: give what "
+        "they wait for a timeout of its own, or make them async",
+    ),
+    "failed_episodes": partial(
+        _above,
+        metric=FAILED,
+        setting="failed_max_frac",
+        text="{value:.1%} of the episodes failed by infrastructure and train nothing, more than "
+        "{most:.0%}: their tasks are trained less; failed/BOUNDARY says where",
+        of_window=True,
+    ),
+    "unknown_tokens": partial(
+        _above,
+        metric=UNKNOWN,
+        setting="unknown_max_frac",
+        text="{value:.2%} of the sampled tokens are ids that the tokenizer has no text for, more "
+        "than {most:.0%}: the model's padded vocabulary is trained; start from weights that were "
+        "trained, or give the model as many embeddings as the tokenizer has entries",
+    ),
     "lost_by_age": _lost_by_age,
 }
 

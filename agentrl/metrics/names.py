@@ -72,6 +72,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "count/trained_tokens": "tokens that the policy learned from; 0 while a critic warms up",
         "count/trained_trajectories": "trajectories of the batch",
         "excluded_frac": "share of trajectories that failed or were cancelled",
+        "failed_frac": "share of trajectories that failed",
         "failed/{boundary}": "trajectories that failed at this boundary",
         "cancelled/{reason}": "trajectories that were cancelled for this reason",
         "sandbox/running": "most sandboxes that one process lent at the end of a group",
@@ -208,6 +209,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "perf/unscored_groups": "most groups that waited at one time for a reward model's scores",
         "perf/loop_lag_s": "most seconds that the event loop of a host's episodes stood still, by "
         "code that blocks in an async function",
+        "perf/abandoned_calls": "most synchronous calls of tools, environments and rewards that "
+        "ran on in one process after they were given up, each in a thread of its own",
         "time/step_s": "seconds of the step",
         "time/wait_rollout_s": "seconds that the trainer waited for a batch of the rollouts",
         "time/idle_frac": "share of the step's seconds in which the rollouts waited for the "

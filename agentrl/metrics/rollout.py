@@ -190,7 +190,9 @@ def _counts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         "count/with_signal": float(sum(map(len, with_signal))),
     }
     if everyone:
+        failed = sum(trajectory.status.kind == "failed" for trajectory in everyone)
         metrics["excluded_frac"] = 1.0 - effective / len(everyone)
+        metrics["failed_frac"] = failed / len(everyone)
     if compared:
         metrics["group/zero_std_frac"] = 1.0 - len(with_signal) / len(compared)
     if stragglers := sum(trajectory.status.reason == "straggler" for trajectory in everyone):

@@ -90,6 +90,8 @@ class GroupOutcome:
             cancelled like the others, since no statistic may count the quick ones alone.
         unscored: groups that waited for a reward model's scores when this one got its own, itself
             included; 0 without one.
+        abandoned: calls of the runner's process that ran on then, after their callers had given
+            them up; None where no runner played the group.
     """
 
     request: GroupRequest
@@ -99,6 +101,7 @@ class GroupOutcome:
     ended: tuple[Trajectory, ...] = ()
     lag: LoopLag | None = None
     unscored: int = 0
+    abandoned: int | None = None
 
     @property
     def played(self) -> TrajectoryGroup:

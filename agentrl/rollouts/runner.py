@@ -242,6 +242,7 @@ class EpisodeRunner:
             tuple(group.retried),
             None if sandboxes is None else sandboxes.counts(),
             lag=self._watch.take(),
+            abandoned=TOOL_THREADS.num_abandoned + ENV_THREADS.num_abandoned,
         )
 
     def _failed(self, group: GroupInFlight, rollout_index: int, why: str) -> Trajectory:

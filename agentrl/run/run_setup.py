@@ -105,13 +105,16 @@ def make_directory(
 
 
 def count_steps(stage: StageConfig, tasks: Sequence[Task]) -> int:
-    """The steps of a stage; ``train.epochs`` are so many of its tasks.
+    """The steps of a stage; ``train.epochs`` are so many of its tasks, or of its rows to imitate or
+    compare.
 
     Raises:
         ConfigError: it has epochs, and its rows may be endless.
     """
     if stage.train.steps is not None:
         return stage.train.steps
+    if not stage.plays:
+        tasks = DataSet.of_training(stage).counted() or ()
     if isinstance(tasks, TaskStream) or not tasks:
         raise ConfigError(
             f"train.steps of stage {stage.name!r} must be set, since its rows may be endless, got "

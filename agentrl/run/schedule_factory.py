@@ -26,7 +26,8 @@ from agentrl.engines import PauseMode
 from agentrl.errors import DataError
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.run.build import StageRecipe, renderer_spec, task_sampler
-from agentrl.run.data.datasets import DataSet, LocatedRow
+from agentrl.run.data.datasets import DataSet
+from agentrl.run.data.row_tables import LocatedRow
 from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.lifetime.session import RunContext
 from agentrl.training.data.demonstrations import demonstration_group
@@ -34,8 +35,17 @@ from agentrl.training.data.preferences import preference_group
 from agentrl.types import Task, TrajectoryGroup
 
 
-def conversations(recipe: StageRecipe, ledger: Ledger, *, start: int) -> DemonstrationSchedule:
-    """Batches of given tokens from row ``start`` on: demonstrations, or preference pairs."""
+def conversations(
+    recipe: StageRecipe, ledger: Ledger, *, first_group_index: int, start: int
+) -> DemonstrationSchedule:
+    """Batches of given tokens: demonstrations, or preference pairs.
+
+    Args:
+        recipe: of the stage.
+        ledger: the run's.
+        first_group_index: of the stage's first row.
+        start: the draw to go on from.
+    """
     stage = recipe.stage
     pairs = recipe.algorithm.learns_from == "preferences"
     of_row = partial(
@@ -52,7 +62,7 @@ def conversations(recipe: StageRecipe, ledger: Ledger, *, start: int) -> Demonst
             raise DataError(f"{where}: {error}") from error
 
     return DemonstrationSchedule(
-        DataSet.of_training(stage).endless_rows(start),
+        DataSet.of_training(stage).endless_rows(start - first_group_index),
         to_group,
         batch_groups=stage.train.batch_prompts,
         ledger=ledger,

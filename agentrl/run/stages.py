@@ -366,7 +366,9 @@ def run_stage(
             playing=left.playing if left else {},
         )
     else:
-        schedule = conversations(recipe, context.ledger, start=start)
+        schedule = conversations(
+            recipe, context.ledger, first_group_index=first_group_index, start=start
+        )
     context.heartbeat.parts["rollouts"] = schedule.now
     url = stage.checkpoint.copy_to
     copies = None if url is None else CheckpointCopies(url, context.directory, stage.name)

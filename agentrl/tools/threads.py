@@ -46,7 +46,7 @@ class BoundedThreads:
 
     Attributes:
         max_threads: calls that run at once.
-        num_abandoned: calls given up while they ran, since the process started.
+        num_abandoned: calls that were given up and still run, each in a thread of its own.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:
@@ -149,6 +149,7 @@ class BoundedThreads:
             with self._changed:
                 # Abandoned: its place was given away.
                 if job not in self._running:
+                    self.num_abandoned -= 1
                     return
                 self._running.remove(job)
                 self._num_idle += 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import load_config
+from agentrl.errors import ConfigError
 
 Problems = Callable[..., list[str]]
 Write = Callable[..., Path]
@@ -35,6 +36,20 @@ def test_what_needs_a_critic_says_which_settings_give_one(problems: Problems, na
     (line,) = problems(f"algorithm: {name}\n")
     assert f"algorithm.name={name!r} needs a critic, got neither critic.stage nor" in line
     assert "critic.stage=model starts it from the model of the run" in line
+
+
+@pytest.mark.parametrize("lora", [{}, {"rank": 4}])
+def test_distillation_needs_a_teacher(lora: dict[str, int]) -> None:
+    given = {
+        "model": {"path": "m", "lora": lora},
+        "data": {"train": "tasks.jsonl"},
+        "algorithm": {"name": "distillation"},
+        "train": {"steps": 1},
+    }
+    with pytest.raises(ConfigError, match=r"needs a teacher, got neither reference\.stage nor"):
+        load_config(given)
+    for teacher in ({"path": "better"}, {"stage": "model"}):
+        assert load_config({**given, "reference": teacher})
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_what_an_override_makes_idle_is_told(
         ("algorithm: {name: ppo, gae: {lam: 0.95, length_alpha: 0.1}}\ncritic: {stage: model}",
          "algorithm.gae.lam=0.95 does nothing with algorithm.gae.length_alpha=0.1; leave it out, "
          "or set algorithm.gae.length_alpha to None"),
-        ("algorithm: {name: distillation, kl_estimator: k1}",
+        ("algorithm: {name: distillation, kl_estimator: k1}\nreference: {stage: model}",
          "algorithm.kl_estimator='k1' does nothing with algorithm.kl_coef=0.0"),
         ("algorithm: {name: distillation, overlong: {max_tokens: 9, buffer_tokens: 3}}",
          "algorithm.overlong has no use here, since the teacher alone says"),

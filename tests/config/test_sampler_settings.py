@@ -158,9 +158,13 @@ def test_the_order_of_the_data_and_a_sampler_exclude_each_other(
     )
 
 
-def test_a_stage_that_imitates_has_no_use_for_a_sampler(write: Callable[..., Path]) -> None:
-    text = "data: {train: t.py:t, shuffle: false, sampler: 'none.py:f'}\nalgorithm: sft\n"
-    assert last_stage(write(text, head="model: {path: some/model}\n")).data.sampler.checked is None
+@pytest.mark.parametrize("algorithm", ["sft", "reward_model"])
+def test_a_stage_that_plays_nothing_has_no_use_for_a_sampler(
+    problems: Callable[..., list[str]], algorithm: str
+) -> None:
+    text = f"data: {{train: t.py:t, sampler: 'none.py:f'}}\nalgorithm: {algorithm}\n"
+    (problem,) = problems(text, head="model: {path: some/model}\n")
+    assert f"data.sampler does nothing with algorithm.name='{algorithm}' as it is set" in problem
 
 
 def of_file(own: Path, name: str) -> object:

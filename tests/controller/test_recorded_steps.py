@@ -269,16 +269,18 @@ def test_a_batch_of_no_group_counts_all_that_ended(tmp_path: Path) -> None:
     assert rows.rows[0]["reward/mean"] == 1.0
 
 
-def test_a_step_has_the_most_groups_that_waited_for_scores(tmp_path: Path) -> None:
+def test_a_step_has_the_most_groups_that_waited_and_calls_that_ran_on(tmp_path: Path) -> None:
     run, rows = RunDirectory.create(tmp_path / "run"), Rows()
     events = EventLog(run)
     with TrajectoryWriter(run) as writer:
         recorder = Recorder(
             "rl", writer=writer, events=events, sink=rows, view=View(), timer=PhaseTimer()
         )
-        for group_index, unscored in enumerate((1, 4, 2)):
-            recorder.record_outcome(replace(played(group_index, 1.0), unscored=unscored))
+        for group_index, most in enumerate((1, 4, 2)):
+            outcome = replace(played(group_index, 1.0), unscored=most, abandoned=most + 1)
+            recorder.record_outcome(outcome)
         recorder.take_episodes()
         recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
     events.close()
     assert rows.rows[0]["perf/unscored_groups"] == 4.0
+    assert rows.rows[0]["perf/abandoned_calls"] == 5.0

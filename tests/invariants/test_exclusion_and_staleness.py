@@ -31,7 +31,7 @@ def with_lost(group: TrajectoryGroup) -> TrajectoryGroup:
 def test_failed_and_cancelled_trajectories_change_no_reward_statistic() -> None:
     groups = made_groups(0, 3)
     clean, lossy = rollout_metrics(groups), rollout_metrics([with_lost(group) for group in groups])
-    counted = {"count/trajectories", "excluded_frac"}
+    counted = {"count/trajectories", "excluded_frac", "failed_frac"}
     differing = {name for name in clean.keys() | lossy.keys() if clean.get(name) != lossy.get(name)}
     assert differing - counted == {
         name for name in lossy if name.startswith(("failed/", "cancelled"))

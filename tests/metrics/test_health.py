@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from agentrl.metrics import rollout_metrics
 from agentrl.metrics.health import Health, HealthAlert
 from agentrl.metrics.monitors import MONITORS, WATCHED, HealthSpec
 from agentrl.metrics.names import describe
-from agentrl.types import TrajectoryGroup
+from agentrl.types import Status, Trajectory, TrajectoryGroup
 from tests.metrics.answers import answer_group, sampled
 
 Numbers = Mapping[str, Sequence[float]]
@@ -20,6 +21,8 @@ GROUPS = [
     answer_group(0, [[1, 2, 3], [1], [1, 5]], [1.0, 0.5, 0.0], calls=[2, 0, 1]),
     answer_group(1, [[4, 4], [4, 6], [4]], [0.25, 0.25, 0.25], calls=[1, 1, 1]),
 ]
+
+FAILED = Trajectory(GROUPS[1].task, 1, 3, 0, "train", (), Status("failed", "sandbox"))
 
 
 def alerts(
@@ -88,6 +91,14 @@ CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
         "tool calls an episode fell from 2.77 to 0.534, below 0.2 of it",
         ("0-1-0", "0-2-0", "1-0-0"),
     ),
+    "tool_errors": (
+        {"tool/success_frac": to(0.95, 0.5)},
+        # a policy that learns to call, and one whose calls become bolder
+        {"tool/success_frac": [*to(0.2, 0.9, 30), *noisy(to(0.9, 0.85, 30))]},
+        "more tool calls fail or cannot be read: the share of those that succeed fell from 0.916 "
+        "to 0.725, below 0.8 of it",
+        ("0-0-0", "0-2-0", "1-0-0"),
+    ),
     "length_explosion": (
         {"length/response/mean": to(100.0, 900.0)},
         {"length/response/mean": to(100.0, 250.0)},
@@ -107,6 +118,22 @@ CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
         "the event loop of the episodes stood still for 3 s, more than 2 s: an async tool, "
         "environment or reward blocks it",
         ("0-0-0", "0-1-0", "0-2-0"),
+    ),
+    "abandoned_calls": (
+        {"perf/abandoned_calls": to(0.0, 59.0)},
+        {"perf/abandoned_calls": peak(2.0, 32.0)},
+        "33 synchronous calls of tools, environments or rewards run on in one process after their "
+        "deadlines, more than 32, and each holds a thread: give what they wait for a timeout of "
+        "its own, or make them async",
+        ("0-0-0", "0-1-0", "0-2-0"),
+    ),
+    "failed_episodes": (
+        {"failed_frac": [*level(0.0, 30), *level(0.25, 30)]},
+        # one of twelve in each fifth step
+        {"failed_frac": [1 / 12 if n % 5 == 0 else 0.0 for n in range(60)]},
+        "2.5% of the episodes failed by infrastructure and train nothing, more than 2%: their "
+        "tasks are trained less; failed/BOUNDARY says where",
+        (),
     ),
     "unknown_tokens": (
         {"mismatch/unknown_frac": [*level(0.0, 5), 0.146]},
@@ -142,6 +169,13 @@ def test_a_group_of_one_is_no_group_of_equal_rewards() -> None:
     assert alert.trajectories == ("1-0-0",)
 
 
+def test_episodes_that_failed_show_that_they_did() -> None:
+    groups = [replace(group, trajectories=(*group.trajectories, FAILED)) for group in GROUPS[1:]]
+    (alert,) = alerts(CASES["failed_episodes"][0], groups)
+    assert alert.trajectories == ("1-3-0",)
+    assert alert.query == f"step:{alert.step} purpose:train status:failed"
+
+
 def test_every_alert_is_tested_here() -> None:
     assert CASES.keys() == MONITORS.keys()
     assert all(describe(name) for name in WATCHED)
@@ -172,6 +206,9 @@ OFF = {
     "reward_stuck": "reward_stuck_steps",
     "no_signal": "no_signal_max_frac",
     "tool_collapse": "tool_calls_min_frac",
+    "tool_errors": "tool_success_min_frac",
+    "abandoned_calls": "abandoned_calls_max",
+    "failed_episodes": "failed_max_frac",
     "length_explosion": "length_max_factor",
     "template_collapse": "information_min_frac",
     "loop_blocked": "loop_lag_max_s",
@@ -251,6 +288,8 @@ def test_a_healthy_run_that_learns_is_quiet() -> None:
             "accuracy/mean": noisy(to(0.3, 0.9, 200), 0.05),
             "group/zero_std_frac": noisy(to(0.4, 0.7, 200), 0.1),
             "tool/calls_per_traj": noisy(to(3.0, 1.5, 200), 0.2),
+            "tool/success_frac": noisy(to(0.7, 0.95, 200), 0.05),
+            "failed_frac": [0.1 if n % 20 == 0 else 0.0 for n in range(200)],
             "length/response/mean": noisy(to(200.0, 400.0, 200), 30.0),
             "answer/question_mi": noisy(to(0.5, 0.4, 200), 0.05),
         }

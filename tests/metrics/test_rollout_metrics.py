@@ -80,7 +80,7 @@ def test_a_failed_trajectory_enters_no_reward_statistic() -> None:
     assert metrics["reward/mean"] == 1.0
     assert metrics["failed/sandbox"] == 1
     assert metrics["cancelled/stale"] == 1
-    assert metrics["excluded_frac"] == 0.5
+    assert (metrics["excluded_frac"], metrics["failed_frac"]) == (0.5, 0.25)
     assert (metrics["count/trajectories"], metrics["count/effective"]) == (4, 2)
 
 
@@ -223,6 +223,7 @@ def test_nothing_finished() -> None:
         "count/effective": 0,
         "count/with_signal": 0,
         "excluded_frac": 1.0,
+        "failed_frac": 1.0,
         "failed/sandbox": 1,
     }
     assert rollout_metrics([])["count/groups"] == 0

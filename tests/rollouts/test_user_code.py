@@ -20,11 +20,11 @@ from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSp
 from agentrl.envs import AsyncEnv, Env, EnvSpec, EpisodeView, Rubric
 from agentrl.errors import EngineError, RewardError
 from agentrl.rollouts import EpisodeRunner, GroupRequest, run_episode
-from agentrl.tools import ToolExecutor, tool
+from agentrl.tools import TOOL_THREADS, ToolExecutor, tool
 from agentrl.types import Action, Observation, Status, StepResult, Task, ToolCall, Trajectory
 from agentrl.types.user_code import wall
 from agentrl.types.user_code.wall import EXIT_CODE
-from tests.kit.waiting import DEADLINE_S
+from tests.kit.waiting import DEADLINE_S, until
 from tests.rollouts.bytewise import (
     KEY,
     TASK,
@@ -320,6 +320,29 @@ def test_a_group_that_the_runner_cancels_is_cancelled_whatever_its_code_does() -
         assert [str(t.status) for t in outcome.group.trajectories] == ["cancelled(cancelled)"] * 2
     finally:
         runner.close()
+
+
+def test_a_call_that_runs_on_after_its_deadline_is_counted_until_it_ends() -> None:
+    release = threading.Event()
+
+    @tool(deadline_s=0.05)
+    def hangs() -> str:
+        """Overruns."""
+        release.wait(DEADLINE_S)
+        return "late"
+
+    before = TOOL_THREADS.num_abandoned
+    runner = EpisodeRunner(rollout_spec(tools=[hangs]), scripted([say(call("hangs")), say("end")]))
+    try:
+        runner.submit([GroupRequest(0, TASK, 1)])
+        (outcome,) = runner.collect(DEADLINE_S)
+        # what other tests left may end meanwhile
+        assert outcome.abandoned is not None
+        assert outcome.abandoned >= 1
+    finally:
+        release.set()
+        runner.close()
+    until(lambda: TOOL_THREADS.num_abandoned <= before)
 
 
 def test_what_blocks_the_loop_is_named_with_its_line_once(

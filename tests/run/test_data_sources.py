@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import itertools
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.config import load_config
+from agentrl.config import StageConfig, load_config
 from agentrl.config.sections import CustomDataConfig, DataSourceConfig
+from agentrl.controller.ledger import Ledger
 from agentrl.errors import ConfigError, DataError
-from agentrl.run.build import task_sampler
+from agentrl.run.build import StageRecipe, task_sampler
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.task_table import TaskTable
+from agentrl.run.run_setup import count_steps
+from agentrl.run.schedule_factory import conversations
+from tests.tiny_vision import write_vision_tokenizer
 
 from .hub import NAME, python, serving
 from .test_data import VERL, write_function, write_jsonl, write_parquet
@@ -215,6 +221,74 @@ def test_a_function_without_end_is_told_to_be_a_stream(
     write_function(tmp_path, ENDLESS)
     with pytest.raises(DataError, match=r"more than 100 rows.*set data\.stream=true"):
         DataSet("task.py:tasks", base_dir=tmp_path).tasks()
+
+
+def drawn(data: DataSet, start: int, count: int) -> list[Any]:
+    return [row for _, row in itertools.islice(data.endless_rows(start), count)]
+
+
+def test_rows_to_imitate_come_in_another_order_each_epoch(tmp_path: Path) -> None:
+    """All rows of all sources once an epoch, from any row on."""
+    write_jsonl(tmp_path / "a.jsonl", [1, 2, 3, 4])
+    write_jsonl(tmp_path / "b.jsonl", [5, 6, 7, 8])
+    data = several(tmp_path, {"data": "a.jsonl"}, {"data": "b.jsonl"}, seed=1, shuffle=True)
+    rows = drawn(data, 0, 16)
+    assert sorted(rows[:8]) == sorted(rows[8:]) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert rows[:8] != rows[8:]
+    # not one source behind the other
+    assert sorted(rows[:4]) != [1, 2, 3, 4]
+    assert drawn(data, 5, 11) == rows[5:]
+    assert drawn(replace(data, shuffle=False), 0, 8) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_rows_that_a_function_yields_keep_their_order(tmp_path: Path) -> None:
+    write_function(
+        tmp_path,
+        "def tasks():\n    yield from range(5)\n\ndef listed():\n    return list(tasks())\n",
+    )
+    data = DataSet("task.py:tasks", base_dir=tmp_path, shuffle=True)
+    assert drawn(data, 3, 4) == [3, 4, 0, 1]
+    assert data.counted() is None
+    listed = replace(data, reference="task.py:listed")
+    assert sorted(drawn(listed, 0, 5)) == [0, 1, 2, 3, 4] != drawn(listed, 0, 5)
+
+
+def imitating(tmp_path: Path, train: str, **settings: Any) -> StageConfig:
+    """A stage whose model is a tokenizer alone."""
+    write_vision_tokenizer(tmp_path)
+    given = {
+        "run": {"base_dir": str(tmp_path)},
+        "model": {"path": str(tmp_path), "chat_template": "chatml"},
+        "data": {"train": train, "shuffle": False},
+        "algorithm": {"name": "sft"},
+        "train": settings,
+    }
+    (stage,) = load_config(given).resolved_stages()
+    return stage
+
+
+def test_a_later_stage_begins_at_the_first_row_of_its_data(tmp_path: Path) -> None:
+    said = [{"messages": [{"role": "assistant", "content": word}]} for word in "abc"]
+    write_jsonl(tmp_path / "rows.jsonl", said)
+    stage = imitating(tmp_path, "rows.jsonl", steps=1, batch_prompts=2)
+    recipe = StageRecipe(stage, stage.make_algorithm(), tmp_path, None, 1)
+    with closing(Ledger(tmp_path / "ledger")) as ledger:
+        # draws 0 to 6 were an earlier stage's; a resume goes on at its own row
+        for start, words in ((7, "ab"), (9, "ca")):
+            schedule = conversations(recipe, ledger, first_group_index=7, start=start)
+            groups = schedule.next_groups(0)
+            assert [group.group_index for group in groups] == [start, start + 1]
+            turns = [group.trajectories[0].turns[0] for group in groups]
+            assert [turn.message["content"] for turn in turns] == list(words)
+
+
+def test_epochs_of_rows_to_imitate_are_counted(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [1, 2, 3, 4, 5])
+    write_function(tmp_path, ENDLESS)
+    # 2 x 5 rows, 4 a step
+    assert count_steps(imitating(tmp_path, "rows.jsonl", epochs=2, batch_prompts=4), ()) == 3
+    with pytest.raises(ConfigError, match=r"train\.steps of stage .* rows may be endless"):
+        count_steps(imitating(tmp_path, "task.py:tasks", epochs=2), ())
 
 
 def test_rows_to_imitate_are_mixed_by_weight_and_resumed_in_the_middle(tmp_path: Path) -> None:

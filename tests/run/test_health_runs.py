@@ -135,9 +135,11 @@ def test_a_run_that_goes_well_fires_none(tmp_path: Path) -> None:
 
 
 def test_every_alert_has_a_run() -> None:
-    # what blocks a loop is of the episodes: tests/rollouts/test_user_code.py; what is lost by age
-    # is of schedules that run ahead: tests/metrics/test_health.py
+    # what blocks a loop or runs on is of the episodes: tests/rollouts/test_user_code.py; what is
+    # lost by age is of schedules that run ahead, and what fails of the machine:
+    # tests/metrics/test_health.py
     others = {"ratio_jump", "tool_collapse", "mismatch_jump", "loop_blocked", "lost_by_age"}
+    others |= {"abandoned_calls", "failed_episodes", "tool_errors"}
     assert RUNS.keys() | others == MONITORS.keys()
 
 

@@ -57,6 +57,7 @@ async def test_an_abandoned_call_gives_its_place_away() -> None:
     assert await threads.run(lambda: "went on") == "went on"
     assert threads.num_abandoned == 1
     release.set()
+    await until_async(lambda: threads.num_abandoned == 0)
 
 
 async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:

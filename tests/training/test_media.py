@@ -15,6 +15,7 @@ from agentrl.render import RendererSpec
 from agentrl.rollouts import make_batch
 from agentrl.training import Layout, partition, sample_weights, shards
 from agentrl.training.data.packing import Cut, Packed, PackedMicroBatches
+from agentrl.training.data.partition import auxiliary_weights
 from agentrl.training.data.prefix_tree import ROOT, PrefixOrder
 from agentrl.types import (
     Batch,
@@ -122,6 +123,17 @@ def test_images_go_with_their_samples(batch: Batch) -> None:
     for one in own.media:
         assert (own.token_ids[one["start"] :][: one["num_tokens"]] == placeholder(batch)).all()
     assert own.select([1, 0]).media.tolist() == batch.select([0, 2]).media.tolist()
+
+
+def test_an_auxiliary_loss_never_reads_placeholders(batch: Batch) -> None:
+    (plan,) = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=Layout(1, 999, 1e9)
+    )
+    shown = batch.token_ids == placeholder(batch)
+    weights = auxiliary_weights(batch, plan, np.ones(batch.num_tokens, np.bool_))
+    assert not weights[shown].any()
+    # all others are read but the one that opens each sample
+    assert np.count_nonzero(weights) == batch.num_tokens - np.count_nonzero(shown) - 3
 
 
 def test_samples_begin_alike_up_to_another_image(batch: Batch) -> None:

@@ -31,7 +31,7 @@ from agentrl.metrics import (
     tokens_per_s,
 )
 from agentrl.metrics.health import Health
-from agentrl.metrics.monitors import LAG
+from agentrl.metrics.monitors import ABANDONED, LAG
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import AnnotationColumn, Detail, EventLog, TrajectoryWriter
 from agentrl.types import Stats, Trajectory, TrajectoryGroup
@@ -199,7 +199,7 @@ class Recorder(GroupRecorder):
         played = sorted(played, key=lambda group: group.group_index)
         ended = sorted((one.group for one in outcomes), key=lambda group: group.group_index)
         values = rollout_metrics(played) if played else {}
-        values |= _sandboxes(outcomes) | _lag(outcomes) | _unscored(outcomes)
+        values |= _sandboxes(outcomes) | _lag(outcomes) | _unscored(outcomes) | _abandoned(outcomes)
         if self.ahead:
             values |= ended_metrics(ended)
         values |= _numbers(stats)
@@ -391,6 +391,12 @@ def _unscored(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     """The most groups that waited for a reward model's scores; nothing without one."""
     most = max((outcome.unscored for outcome in outcomes), default=0)
     return {"perf/unscored_groups": float(most)} if most else {}
+
+
+def _abandoned(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
+    """The most calls that ran on in one process after they were given up."""
+    counts = [outcome.abandoned for outcome in outcomes if outcome.abandoned is not None]
+    return {ABANDONED: float(max(counts))} if counts else {}
 
 
 def _lag(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:

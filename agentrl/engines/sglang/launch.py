@@ -12,7 +12,7 @@ from pathlib import Path
 from agentrl.engines.base import EnginePlace, SharedGpus
 from agentrl.engines.find import engines_with
 from agentrl.engines.servers.client import EncodedTensors, WeightLabels
-from agentrl.engines.servers.program.launch import ProgramServers
+from agentrl.engines.servers.program.launch import ProgramServers, server_seed
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.model_check import SPARE_POSITIONS
@@ -137,6 +137,7 @@ class SGLangServers(ProgramServers[SGLangEngineSpec]):
             "dtype": place.dtype,
             "context-length": place.context_tokens + SPARE_POSITIONS,
             "skip-server-warmup": True,
+            "random-seed": server_seed(),
             # else the scheduler spins, and takes a core from training
             "sleep-on-idle": True,
             "skip-tokenizer-init": not needs_tokenizer,

@@ -32,6 +32,7 @@ class SGLangEngineSpec(ServersSpec):
         "page-size",
         "max-total-tokens",
         "preferred-sampling-params",
+        "random-seed",
         "enable-return-routed-experts",
     )
 

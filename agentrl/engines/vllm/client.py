@@ -26,7 +26,7 @@ from agentrl.engines.servers.http_client import HttpClient, ServerLostError
 from agentrl.engines.servers.program.tensor_names import part_names
 from agentrl.engines.tensor_parallel import Shards
 from agentrl.engines.vllm.environment import VLLM
-from agentrl.engines.vllm.model_check import meaning_problem, model_problem
+from agentrl.engines.vllm.model_check import meaning_problem, model_problem, seed_problem
 from agentrl.engines.vllm.vllm_spec import VLLMEngineSpec
 from agentrl.engines.vllm.wire import (
     generate_body,
@@ -67,14 +67,22 @@ class VLLMClient(HttpClient):
         place: what it should serve.
         spec: limits of its calls.
         labels: of weights.
+        seeds: with which the engine's servers draw, by URL; each adds its own.
     """
 
     reports_versions = True
 
     def __init__(
-        self, name: str, url: str, place: EnginePlace, spec: VLLMEngineSpec, labels: WeightLabels
+        self,
+        name: str,
+        url: str,
+        place: EnginePlace,
+        spec: VLLMEngineSpec,
+        labels: WeightLabels,
+        seeds: dict[str, int],
     ) -> None:
         super().__init__(name, url, spec, place.api_key)
+        self._seeds = seeds
         self._place = place
         self._labels = labels
         self._config: Mapping[str, Any] = {}
@@ -111,6 +119,7 @@ class VLLMClient(HttpClient):
     async def check_model(self) -> None:
         """See ``ServerClient.check_model``; also whether its logprobs have our meaning."""
         problem = model_problem(self._place, self._config)
+        problem = problem or seed_problem(self.url, self._config, self._seeds)
         if not problem:
             # that a former owner left open, without which the server has no weights to compute with
             await self.end_update()

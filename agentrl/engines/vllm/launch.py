@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.engines.base import EnginePlace
 from agentrl.engines.servers.client import EncodedTensors, WeightLabels
-from agentrl.engines.servers.program.launch import ProgramServers
+from agentrl.engines.servers.program.launch import ProgramServers, server_seed
 from agentrl.engines.servers.server import HOST
 from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.vllm.launch_words import MEANING, SERVER_SIDE
@@ -45,6 +45,7 @@ class VLLMServers(ProgramServers[VLLMEngineSpec]):
 
     def __init__(self, place: EnginePlace, spec: VLLMEngineSpec) -> None:
         super().__init__(place, spec)
+        self._seeds: dict[str, int] = {}
         if place.routed_experts:
             raise ConfigError(
                 "EnginePlace.routed_experts must be off for vLLM servers, got True; set "
@@ -67,7 +68,7 @@ class VLLMServers(ProgramServers[VLLMEngineSpec]):
 
     def client(self, name: str, url: str, labels: WeightLabels) -> VLLMClient:
         """A client of one server."""
-        return VLLMClient(name, url, self.place, self.spec, labels)
+        return VLLMClient(name, url, self.place, self.spec, labels, self._seeds)
 
     def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
         """See ``ServerKind.bucket``: a file of safetensors in base64."""
@@ -115,6 +116,8 @@ class VLLMServers(ProgramServers[VLLMEngineSpec]):
                 # PIL's pixels, which are the trainer's, and no others
                 "mm-processor-kwargs": _PIL if self.sizes.sees_images else None,
                 "generation-config": "vllm",
+                # its own default is 0, for every server
+                "seed": server_seed(),
                 **MEANING,
                 "enable-prompt-tokens-details": True,
                 "disable-uvicorn-access-log": True,

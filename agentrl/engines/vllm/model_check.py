@@ -60,6 +60,25 @@ def model_problem(place: EnginePlace, config: Mapping[str, Any]) -> str:
     return ""
 
 
+def seed_problem(url: str, config: Mapping[str, Any], seeds: dict[str, int]) -> str:
+    """Why a server would repeat the tokens of another one, and what to do; empty where it does not.
+
+    Args:
+        url: the server's.
+        config: its ``vllm_config``.
+        seeds: with which servers draw, by URL; gets this one's.
+    """
+    seed = int((config.get("model_config") or {}).get("seed") or 0)
+    alike = [other for other, theirs in seeds.items() if theirs == seed and other != url]
+    seeds[url] = seed
+    if not alike:
+        return ""
+    return (
+        f"draws with --seed {seed} as {alike[0]} does, so that siblings would repeat each other's "
+        "tokens; start each server with a --seed of its own"
+    )
+
+
 def meaning_problem(plain: F32, cut: F32) -> str:
     """Why a server's logprobs are not log-softmax(logits / temperature) over the whole vocabulary
     before top-p and top-k, and what to do; empty where they are.

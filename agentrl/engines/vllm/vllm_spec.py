@@ -34,5 +34,6 @@ class VLLMEngineSpec(ServersSpec):
         "enable-scale-out",
         "generation-config",
         "override-generation-config",
+        "seed",
         "speculative-config",
     )

@@ -15,7 +15,10 @@ from agentrl.config import StageConfig
 from agentrl.config.sections import CustomDataConfig, DataSourceConfig
 from agentrl.errors import DataError
 from agentrl.rollouts.samplers.mixture import Mixture
+from agentrl.rollouts.samplers.settings import UniformSettings
+from agentrl.rollouts.samplers.uniform import Uniform
 from agentrl.run.data.images import place_row_images
+from agentrl.run.data.row_tables import LocatedRow, SourceRows
 from agentrl.run.data.sources import DataSource, bind_named, call_named
 from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.run.data.task_table import SourceTasks, TaskStream, TaskTable
@@ -25,9 +28,6 @@ from agentrl.types import REWARD_STYLE, Task
 __all__ = ["DataSet", "bind_named", "call_named", "rows_hash"]
 
 _HASHED_OF_STREAM = 1000
-
-LocatedRow = tuple[str, Any]
-"""A row after its place, ``file:line`` or ``row N of FILE``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class DataSet:
         limit: only the first so many rows.
         custom: the user's class that reads the reference.
         part: which rows of each source: number K of N parts.
-        stream: whether tasks are read as they are drawn.
+        stream: whether rows are read as they are drawn.
+        shuffle: whether rows to imitate or compare come in another order each epoch.
         has_reward_model: whether a task may ask for a reward model.
     """
 
@@ -59,6 +60,7 @@ class DataSet:
     custom: CustomDataConfig = field(default_factory=CustomDataConfig)
     part: tuple[int, int] = (0, 1)
     stream: bool = False
+    shuffle: bool = False
     has_reward_model: bool = True
 
     @classmethod
@@ -74,6 +76,7 @@ class DataSet:
             custom=own.custom,
             part=own.part,
             stream=own.stream,
+            shuffle=own.shuffle,
             has_reward_model=stage.reward.model.given or not stage.plays or stage.replays,
         )
 
@@ -117,9 +120,23 @@ class DataSet:
             # A fault of the first task is better known now than in its episode.
             stream[0]
             return stream
+        table = self._joined([source.table() for source in self.sources])
+        table.check(has_reward_model=self.has_reward_model)
+        return table
+
+    def counted(self) -> TaskTable | None:
+        """Its rows by number; None where they are read as they are drawn.
+
+        Raises:
+            DataError: it cannot be read, or is empty.
+        """
+        tables = () if self.stream else [source.counted() for source in self.sources]
+        whole = [table for table in tables if table is not None]
+        return self._joined(whole) if whole and len(whole) == len(tables) else None
+
+    def _joined(self, tables: Sequence[SourceRows]) -> TaskTable:
         which, of = self.part
-        tables = [(source, source.table()) for source in self.sources]
-        table = TaskTable(
+        joined = TaskTable(
             [
                 SourceTasks(
                     rows,
@@ -128,13 +145,12 @@ class DataSet:
                     source.weight,
                     np.arange(len(rows), dtype=np.int64)[: source.limit][which::of],
                 )
-                for source, rows in tables
+                for source, rows in zip(self.sources, tables, strict=True)
             ]
         )
-        if not table:
+        if not joined:
             raise DataError(f"data.shard={which}/{of} of {self.setting} holds no row; lower N")
-        table.check(has_reward_model=self.has_reward_model)
-        return table
+        return joined
 
     def rows(self) -> list[Any]:
         """Its rows to imitate or compare, or the first ``limit``.
@@ -150,11 +166,22 @@ class DataSet:
         return list(itertools.islice(once, self.limit))
 
     def endless_rows(self, skip: int) -> Iterator[LocatedRow]:
-        """Rows for ever, each after its place, from row ``skip`` on: a finite source starts again.
+        """Rows for ever, each after its place, from row ``skip`` on, epoch after epoch. What a
+        function yields comes as it is yielded, and so do sources beside it.
 
         Raises:
             DataError: it cannot be read, is empty, or images do not fit their places.
         """
+        table = self.counted()
+        if table is not None:
+            order = Uniform(
+                UniformSettings(),
+                table,
+                seed=self.seed,
+                shuffle=self.shuffle,
+                mixture=table.mixture,
+            )
+            return (table.located(order.at(place)) for place in itertools.count(skip))
         sources = self.sources
         weights = [source.weight for source in sources if source.weight is not None]
         if weights:

@@ -20,7 +20,7 @@ from agentrl.viewer.notes import Note, NoteBook
 logger = logging.getLogger(__name__)
 
 
-def conversations_of_label(run: str, label: str) -> Iterator[dict[str, Any]]:
+def conversations_of_label(run: str, label: str) -> list[dict[str, Any]]:
     """The labelled conversations of a run, to be imitated.
 
     A data set for ``algorithm: sft``: ``data: {train:
@@ -32,7 +32,7 @@ def conversations_of_label(run: str, label: str) -> Iterator[dict[str, Any]]:
         run: the run directory, from the current folder.
         label: of the notes to take.
 
-    Yields:
+    Returns:
         ``{"messages": [...]}``, by trajectory in the order of its first note.
 
     Raises:
@@ -41,12 +41,14 @@ def conversations_of_label(run: str, label: str) -> Iterator[dict[str, Any]]:
     """
     directory = RunDirectory.open(run)
     reader = TrajectoryReader(directory)
-    for trajectory, notes in _labelled(reader, _notes(directory, label)):
-        for turn in dict.fromkeys(leaf for note in notes for leaf in _leaves(note, trajectory)):
-            yield {"messages": _conversation(trajectory, turn, directory)}
+    return [
+        {"messages": _conversation(trajectory, turn, directory)}
+        for trajectory, notes in _labelled(reader, _notes(directory, label))
+        for turn in dict.fromkeys(leaf for note in notes for leaf in _leaves(note, trajectory))
+    ]
 
 
-def pairs_of_labels(run: str, chosen: str, rejected: str) -> Iterator[dict[str, Any]]:
+def pairs_of_labels(run: str, chosen: str, rejected: str) -> list[dict[str, Any]]:
     """Pairs of labelled rollouts of one group, with their own tokens.
 
     A data set for ``algorithm: reward_model``: ``data: {train:
@@ -59,7 +61,7 @@ def pairs_of_labels(run: str, chosen: str, rejected: str) -> Iterator[dict[str, 
         run: the run directory, from the current folder.
         chosen, rejected: labels.
 
-    Yields:
+    Returns:
         ``{"chosen": Trajectory, "rejected": Trajectory}``, in the order of the groups.
 
     Raises:
@@ -82,7 +84,7 @@ def pairs_of_labels(run: str, chosen: str, rejected: str) -> Iterator[dict[str, 
             f"{run} has no group in which one rollout is labelled {chosen!r} alone and another "
             f"{rejected!r} alone; label two rollouts of one group in agentrl view"
         )
-    yield from pairs
+    return pairs
 
 
 def _labelled(

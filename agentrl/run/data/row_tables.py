@@ -24,6 +24,9 @@ from agentrl.types.user_code.wall import failed_as, wall
 
 T = TypeVar("T")
 
+LocatedRow = tuple[str, Any]
+"""A row after its place, ``file:line`` or ``row N of FILE``."""
+
 MOST_HELD_ROWS = 5_000_000
 """Rows of a function that are held; one that yields more is meant to be streamed."""
 
@@ -207,13 +210,18 @@ class JoinedTable:
         return table.where(own)
 
 
+def is_table(rows: object) -> bool:
+    """Whether rows can be asked for by number; others are yielded, maybe without an end."""
+    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+
+
 def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> HeldTable:
     """A table of what a function gave; of rows that it yields at most ``limit`` are taken.
 
     Raises:
         DataError: it has no end, as far as can be told.
     """
-    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
+    if is_table(rows):
         return HeldTable(rows, name)
     most = MOST_HELD_ROWS if limit is None else limit
     # a function may yield one row again and again, each time with other values
@@ -226,7 +234,7 @@ def held(rows: Iterable[Any], name: str, setting: str, limit: int | None) -> Hel
     return HeldTable(taken, name)
 
 
-def read_row(table: SourceRows, index: int) -> tuple[str, Any]:
+def read_row(table: SourceRows, index: int) -> LocatedRow:
     """A row of a table behind its place.
 
     Raises:
@@ -239,6 +247,6 @@ def read_row(table: SourceRows, index: int) -> tuple[str, Any]:
         return where, table.row(index)
 
 
-def located(table: SourceRows) -> Iterator[tuple[str, Any]]:
+def located(table: SourceRows) -> Iterator[LocatedRow]:
     """Each row of a table with its place."""
     return (read_row(table, index) for index in range(len(table)))

@@ -19,6 +19,7 @@ from agentrl.run.data.row_tables import (
     ParquetTable,
     SourceRows,
     held,
+    is_table,
     located,
 )
 from agentrl.run.data.verl_dataset import custom_rows
@@ -70,10 +71,18 @@ class DataSource:
         Raises:
             DataError: it cannot be read, or is empty.
         """
-        table: SourceRows = self._guarded(self._table)()
-        if not len(table):
-            raise self._empty()
-        return table
+        return self._filled(self._guarded(self._table)())
+
+    def counted(self) -> SourceRows | None:
+        """The same; None where a function yields its rows, maybe without an end.
+
+        Raises:
+            DataError: it cannot be read, or is empty.
+        """
+        if self.custom.path is not None or not self._is_function:
+            return self.table()
+        rows = self._guarded(self._called)()
+        return self._filled(HeldTable(rows, self.reference)) if is_table(rows) else None
 
     def rows(self) -> Iterator[tuple[str, Any]]:
         """Each row with its place, in order, read as they are taken; at least one.
@@ -205,6 +214,11 @@ class DataSource:
                 "file that is here is named without hf://):"
             )
         return f"{self.setting}='{self.base_dir / self.reference}' cannot be read:"
+
+    def _filled(self, table: SourceRows) -> SourceRows:
+        if not len(table):
+            raise self._empty()
+        return table
 
     def _empty(self) -> DataError:
         return DataError(

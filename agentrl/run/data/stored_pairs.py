@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +13,7 @@ from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary
 
 def pairs_of_run(
     run: str, *, min_gap: float = 0.0, margin: bool = False, begin: float = 0.0, end: float = 1.0
-) -> Iterator[dict[str, Any]]:
+) -> StoredPairs:
     """Of each group that a run played for training, the best and the worst episode by reward, with
     their own tokens.
 
@@ -46,14 +47,33 @@ def pairs_of_run(
             f"{min_gap:g} "
             f"between shares {begin:g} and {end:g} of its groups; widen them, or lower min_gap"
         )
-    stored = reader.get_many(name for best, worst, _ in part for name in (best, worst))
-    for _, _, gap in part:
-        better = next(stored)
-        other = next(stored)
-        yield {
+    return StoredPairs(reader, part, margin)
+
+
+@dataclass(frozen=True)
+class StoredPairs:
+    """Pairs of a run, read where they are asked for.
+
+    Args:
+        reader: of the run.
+        pairs: ids of the better and the worse episode, and how far apart their rewards are.
+        margin: whether that is each pair's margin.
+    """
+
+    reader: TrajectoryReader
+    pairs: Sequence[tuple[str, str, float]]
+    margin: bool
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        best, worst, gap = self.pairs[index]
+        better, other = self.reader.get_many((best, worst))
+        return {
             "chosen": better.trajectory,
             "rejected": other.trajectory,
-            "margin": gap if margin else 0.0,
+            "margin": gap if self.margin else 0.0,
         }
 
 

@@ -12,7 +12,8 @@ from typing import overload
 import numpy as np
 
 from agentrl.rollouts.samplers.mixture import Share
-from agentrl.run.data.row_tables import Parts, SourceRows, read_row
+from agentrl.run.data.images import place_row_images
+from agentrl.run.data.row_tables import LocatedRow, Parts, SourceRows, read_row
 from agentrl.run.data.task_rows import check_style, same_id, task_of
 from agentrl.types import Task
 from agentrl.types.arrays import I64
@@ -102,6 +103,16 @@ class TaskTable(_Tasks):
                 for one, own in zip(self._sources.parts, kept, strict=True)
             ]
         )
+
+    def located(self, index: int) -> LocatedRow:
+        """The row at an index as it is to be imitated or compared, its images in their places.
+
+        Raises:
+            DataError: images do not fit their places.
+        """
+        source, own = self._sources.find(index)
+        where, row = read_row(source.table, int(source.positions[own]))
+        return where, place_row_images(row, source.folder, where)
 
     def check(self, *, has_reward_model: bool) -> None:
         """Reads every task once.

@@ -232,10 +232,13 @@ def auxiliary_weights(batch: Batch, plan: Plan, tokens: Bools) -> F32:
         batch: the whole batch.
         plan: over rows of ``batch``.
         tokens: ``[T]`` bool, those that the loss asks for. A token counts once, in the sample that
-            owns its turn, and none that opens a sample does.
+            owns its turn, and none that opens a sample does, nor an image's placeholder.
     """
     chosen = tokens & batch.owned()
     chosen[batch.cu_seqlens[:-1]] = False
+    # they say only how large an image is
+    for image in batch.media:
+        chosen[image["start"] : image["start"] + image["num_tokens"]] = False
     index = token_rows(batch.cu_seqlens, plan.samples)
     weights = np.zeros(batch.num_tokens, dtype=np.float32)
     count = np.count_nonzero(chosen[index])

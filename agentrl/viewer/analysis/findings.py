@@ -37,7 +37,9 @@ _ABSENT_IS_0 = re.compile(r"tool/(.+/)?error/.*|(failed|cancelled)/.*|optim/not_
 _SOURCE = re.compile(r"reward/.+/mean")
 _OF_EPISODES = re.compile(r"(?!eval/|mismatch/|policy/).*(_frac|success_frac)|accuracy/.*")
 """Shares of a step's episodes or groups, whose noise is known from their number."""
-_IDEALLY_0 = re.compile(r"tool/.*error.*_frac|excluded_frac|optim/not_finite|mismatch/.*logp_abs.*")
+_IDEALLY_0 = re.compile(
+    r"tool/.*error.*_frac|(excluded|failed)_frac|optim/not_finite|mismatch/.*logp_abs.*"
+)
 """What is a fault from the first step on, too."""
 _FROM_THE_FIRST = 2.0
 """How many times the least change such a level is at least: a policy begins with some errors."""
@@ -220,7 +222,8 @@ def _showing(name: str) -> str:
     if tool := _TOOL.fullmatch(name):
         only = f" {term('tool', tool[1])}" if tool[1] else ""
         return f"{only} tool_errors>=1"
-    status = {"length/truncated_frac": "truncated", "excluded_frac": "failed"}.get(name)
+    failed = dict.fromkeys(("excluded_frac", "failed_frac"), "failed")
+    status = {"length/truncated_frac": "truncated", **failed}.get(name)
     return f" status:{status}" if status else " purpose:train"
 
 

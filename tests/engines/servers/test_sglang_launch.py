@@ -132,9 +132,13 @@ def test_a_server_that_does_not_sleep_saves_no_memory(device: str) -> None:
 
 
 def test_a_command_of_ones_own_gets_the_same_arguments() -> None:
-    own = words(command=("srun", "launch"))
+    own, usual = words(command=("srun", "launch")), words()
     assert own[:2] == ["srun", "launch"]
-    assert own[2:] == words()[1:]
+    # each start of a server draws with a seed of its own
+    assert value(own, "--random-seed") != value(usual, "--random-seed")
+    for command in own, usual:
+        command.remove(value(command, "--random-seed"))
+    assert own[2:] == usual[1:]
 
 
 def test_a_command_of_ones_own_needs_a_device() -> None:
@@ -144,9 +148,10 @@ def test_a_command_of_ones_own_needs_a_device() -> None:
         SGLangEngineSpec(command=("launch",))
 
 
-def test_an_argument_that_agentrl_sets_itself_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"must not have 'model_path'"):
-        SGLangEngineSpec(server_args={"model_path": "other"})
+@pytest.mark.parametrize("argument", ["model_path", "random-seed"])
+def test_an_argument_that_agentrl_sets_itself_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match=rf"must not have '{argument}'"):
+        SGLangEngineSpec(server_args={argument: "other"})
 
 
 def test_a_server_does_not_see_the_packages_of_its_starter(monkeypatch: pytest.MonkeyPatch) -> None:

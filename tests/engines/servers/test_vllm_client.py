@@ -51,8 +51,8 @@ def change(server: BrokenServer, **served: Any) -> None:
     }
 
 
-async def probed(server: BrokenServer, model: str) -> None:
-    client = vllm_client(server.url, model)
+async def probed(server: BrokenServer, model: str, seeds: dict[str, int] | None = None) -> None:
+    client = vllm_client(server.url, model, seeds)
     try:
         await client.probe()
         await client.check_model()
@@ -99,6 +99,16 @@ async def test_another_vocabulary_is_refused(
     change(server, model=str(other), dtype="torch.float32", max_model_len=64)
     with pytest.raises(EngineError, match=r"serves another model: vocab_size is 4, .* has 3;"):
         await probed(server, model)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+async def test_servers_of_one_seed_are_refused(server: BrokenServer, model: str, seed: int) -> None:
+    change(server, model=model, dtype="torch.float32", max_model_len=64, seed=seed)
+    with pytest.raises(EngineError, match=rf"--seed {seed} as http://other does, .*of its own$"):
+        await probed(server, model, {server.url: seed, "http://other": seed})
+    # with another one it is asked the next question
+    with pytest.raises(ServerLostError):
+        await probed(server, model, {server.url: seed, "http://other": seed + 1})
 
 
 async def test_logprobs_of_another_meaning_are_refused(server: BrokenServer, model: str) -> None:

@@ -86,7 +86,15 @@ def test_a_server_loads_our_modules_and_no_packages_of_its_starter(
     assert own["VLLM_SERVER_DEV_MODE"] == "1"
 
 
-@pytest.mark.parametrize("argument", ["logprobs_mode", "--logits-processors", "model"])
+def test_servers_draw_apart_and_so_does_each_start_of_one() -> None:
+    kind = servers(num_servers=2)
+    commands = [kind.command(model=Path("model"), port=port) for port in (4, 5, 4)]
+    seeds = {command[command.index("--seed") + 1] for command in commands}
+    assert len(seeds) == 3
+    assert "0" not in seeds
+
+
+@pytest.mark.parametrize("argument", ["logprobs_mode", "--logits-processors", "model", "seed"])
 def test_an_argument_that_agentrl_sets_itself_is_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match=rf"must not have '{argument}'.*docs/vllm\.md"):
         VLLMEngineSpec(server_args={argument: "x"})

@@ -12,12 +12,11 @@ from agentrl.engines.vllm.client import VLLMClient
 Tokens = list[tuple[int, float]]
 
 
-def vllm_client(url: str, model: str = "model") -> VLLMClient:
+def vllm_client(url: str, model: str = "model", seeds: dict[str, int] | None = None) -> VLLMClient:
     """A client of a server at ``url`` whose weights are called ``own.N``."""
     spec = VLLMEngineSpec(urls=(url,))
-    return VLLMClient(
-        "server 0", url, EnginePlace(model, context_tokens=64), spec, WeightLabels("own")
-    )
+    place = EnginePlace(model, context_tokens=64)
+    return VLLMClient("server 0", url, place, spec, WeightLabels("own"), seeds or {})
 
 
 def position(sampled: tuple[int, float], *others: tuple[int, float]) -> dict[str, Any]:

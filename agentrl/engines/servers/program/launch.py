@@ -5,6 +5,7 @@ environment.
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,12 @@ if built.get("cuda") or built.get("hip"):
 print(program, device)
 """
 _PROBE_S = 120.0
+
+
+def server_seed() -> int:
+    """Of one start of a server. Servers of one seed would draw alike, and siblings on them would
+    repeat each other's tokens."""
+    return secrets.randbits(30)
 
 
 class ProgramServers(Generic[Spec]):

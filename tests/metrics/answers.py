@@ -12,6 +12,7 @@ from agentrl.types import (
     SegmentKind,
     Task,
     ToolCall,
+    ToolResult,
     Trajectory,
     TrajectoryGroup,
 )
@@ -29,7 +30,8 @@ def answer_group(
     """A group of one turn's answers, with their rewards, and how many tools each called."""
     task = Task(f"task-{index}")
     prompt = [Segment(SegmentKind.PROMPT, np.arange(3))]
-    call = CallRecord(ToolCall("call_0", "add", {}), None, None)
+    failed = ToolResult("call_0", "add", "no", "exception")
+    call = CallRecord(ToolCall("call_0", "add", {}), None, failed)
 
     def answered(rollout: int, tokens: Sequence[int]) -> Trajectory:
         own = (call,) * (calls[rollout] if calls is not None else 0)

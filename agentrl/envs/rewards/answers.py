@@ -28,20 +28,25 @@ from agentrl.types.user_code.load import install
 
 # Possessive, since the policy writes the text: otherwise spaces are tried in every split.
 _LABEL = re.compile(r"\banswer\s*+(?:is|:|=)\s*+(?::\s*+)?(.+)", re.IGNORECASE)
-# What it begins with is looked at first: it would match nothing between all other characters.
+# Commas divide groups of three digits alone. What a sign joins to another number is none of its
+# own: 3/4 is not 4, and 1,2 is not 12.
 _NUMBER = re.compile(
-    r"(?=[-+.\deE])(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?"
+    r"(?<!\d)(?<!\d[*/^:,.])[-+]?"
+    r"(?:(?:\d{1,3}+(?:,\d{3})++|\d++)(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d++)?+"
+    r"(?![*/^:,.]?\d)"
 )
 _FENCE = "```"
-_EDGES = " \t\r\n.,;:!?\"'`*_$()[]{}<>"
+_MARKS = " \t\r\n.,;:!?\"'`*_$"
+_EDGES = f"{_MARKS}()[]{{}}<>"
 
 
 def exact_answer(view: EpisodeView) -> float:
     """1.0 where the answer that was submitted, or else the final text's, is ``task.answer`` (or one
     of them, if it is a list), else 0.0.
 
-    Numbers are equal by value (``1,200`` is ``1200.0``), text without case, outer punctuation and
-    repeated spaces.
+    A number is equal by value (``1,200`` is ``1200.0``) to the last one that is stated; a part of
+    another (``3/4``, ``1,2``) is none. Text, lists too, is equal without case, outer punctuation
+    and repeated spaces.
 
     Raises:
         RewardError: the task has no answer.
@@ -102,22 +107,19 @@ def last_block(text: str) -> str | None:
 
 def _agrees(text: str, truth: str) -> bool:
     answer = stated_answer(text)
-    number = _as_number(truth)
+    number = _as_number(truth.strip(_MARKS.replace(".", "")).rstrip("."))
     if number is None:
         return _normal(answer) == _normal(truth)
-    numbers = [
-        found for match in _NUMBER.findall(answer) if (found := _as_number(match)) is not None
-    ]
-    return bool(numbers) and numbers[-1] == number
+    numbers = _NUMBER.findall(answer)
+    return bool(numbers) and _as_number(numbers[-1]) == number
 
 
 def _as_number(text: str) -> Decimal | None:
     try:
-        number = Decimal(text.strip(_EDGES.replace(".", "")).replace(",", "").rstrip("."))
+        return Decimal(text.replace(",", "")) if _NUMBER.fullmatch(text) else None
     except InvalidOperation:
+        # Its exponent is beyond any that a Decimal has.
         return None
-    # Decimal reads the words "nan" and "infinity" too.
-    return number if number.is_finite() else None
 
 
 def _normal(text: str) -> str:

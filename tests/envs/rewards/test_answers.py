@@ -72,6 +72,54 @@ def test_what_follows_the_last_label_is_stated_in_linear_time(text: str, stated:
     assert stated_answer(text) == stated
 
 
+@pytest.mark.parametrize(
+    ("truth", "text", "value"),
+    [
+        ("(1,2)", "The answer is (1,2).", 1.0),
+        ("(1,2)", "12", 0.0),
+        ("1,2,3", "answer: 1,2,3", 1.0),
+        ("1,2,3", "123", 0.0),
+        ("[3,4]", "[3,4]", 1.0),
+        ("{1,2}", "{1,2}", 1.0),
+        ("(1,200)", "(1,200)", 1.0),
+        ("(1,200)", "1200", 0.0),
+        ("3,5", "3,5", 1.0),
+        ("3,5", "35", 0.0),
+        ("1.000,50", "1.000,50", 1.0),
+        ("1,00", "100", 0.0),
+        ("1,234", "1234", 1.0),
+        ("1,234,567.50", "It costs $1,234,567.5.", 1.0),
+        (1234, "1,234", 1.0),
+        (5, "1,2345", 0.0),
+        (3, "1,2,3", 0.0),
+        (3, "1, 2 and 3", 1.0),
+        ("3/4", "3/4", 1.0),
+        (4, "answer: 3/4", 0.0),
+        (4, "12/3 = 4", 1.0),
+        (2, "10^2", 0.0),
+        (30, "12:30", 0.0),
+        (-5, "x=-5", 1.0),
+        (10, "a 10-year-old", 1.0),
+        ("$5", "answer: **5.00**", 1.0),
+        ("42.", "42", 1.0),
+        (0.5, ".5", 1.0),
+        (-0.0, "0", 1.0),
+        ("1e3", "1000", 1.0),
+        (1, "1e3/2", 0.0),
+        ("nan", "NaN", 1.0),
+        ("1e99999999999999999999", "1e99999999999999999999", 1.0),
+        (1, "answer: 1e99999999999999999999", 0.0),
+    ],
+)
+def test_a_number_is_one_as_a_whole(truth: object, text: str, value: float) -> None:
+    assert exact_answer(episode(text, truth)) == value
+
+
+@pytest.mark.parametrize("text", ["9", "1,", ",111", "1/", "1.", "-", "1e"])
+def test_numbers_are_looked_for_in_linear_time(text: str) -> None:
+    assert exact_answer(episode(text * 200_000 + "/1 then 7", 7)) == 1.0
+
+
 def test_numbers_beyond_measure_are_compared() -> None:
     assert exact_answer(episode("answer: 1e999999999", "42")) == 0.0
     assert exact_answer(episode("answer: 1,200", "1200.0")) == 1.0

@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.tools import BoundedThreads, TokenEnds
 from agentrl.types import Action, Blob, Observation, StepResult
+from agentrl.types.user_code.place import described
 from agentrl.types.user_code.values import private_copy
 from agentrl.types.user_code.wall import Failed, call_user, failed_as, wall
 
@@ -190,9 +191,13 @@ class AsyncEnv:
         state = self.env.state_dict()
         if state is None:
             raise EnvError(f"{self._name}.state_dict gives none here")
-        file = _BoundedFile()
-        pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump(state)
-        return file.getvalue()
+        try:
+            return _pickled(state)
+        except _UNPICKLABLE as error:
+            raise EnvError(
+                f"the state of {self._name} cannot be pickled: {described(error)}; leave out "
+                f"{', '.join(_unpicklable(state))}, by state_dict or a Wrapper's kept"
+            ) from error
 
     def _held(self, given: Any, findings: Iterator[Finding]) -> Any:
         """A copy of what the environment gave, where it breaks no rule."""
@@ -203,6 +208,24 @@ class AsyncEnv:
             self._state = "ended"
             raise EnvError(f"{self._name} breaks the contract of an Env: {broken}")
         return copied
+
+
+_UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError)
+
+
+def _pickled(state: object) -> bytes:
+    file = _BoundedFile()
+    pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump(state)
+    return file.getvalue()
+
+
+def _unpicklable(state: Mapping[Any, Any]) -> Iterator[str]:
+    """The names of what cannot be pickled, such as a lock."""
+    for name, value in state.items():
+        try:
+            _pickled(value)
+        except _UNPICKLABLE:
+            yield from _unpicklable(value) if isinstance(value, Mapping) else [str(name)]
 
 
 def _json(state: object) -> bytes:

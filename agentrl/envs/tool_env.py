@@ -90,6 +90,7 @@ class ToolEnv(Env):
         resources: Mapping[str, object] = _NOTHING,
         mcp: Mapping[str, McpServerSpec] = _NO_SERVERS,
     ) -> None:
+        of_subclass = set(vars(self))
         self.task = task
         self.sandbox: Sandbox | None = None
         self._opening = self.opening(task, system_prompt)
@@ -119,8 +120,9 @@ class ToolEnv(Env):
             # Nobody else knows of them.
             self._toolset.close_now()
             raise
-        # What a fresh instance has too, and no checkpoint keeps.
-        self._fresh_names = frozenset({*vars(self), "_fresh_names", "episode_id"})
+        # What a fresh instance has too, and no checkpoint keeps; a subclass may have begun its own
+        # state before.
+        self._fresh_names = frozenset(vars(self).keys() - of_subclass | {"task", "_fresh_names"})
         self._seed = 0
         self._num_turns = 0
 
@@ -238,12 +240,12 @@ class ToolEnv(Env):
         """What differs from a fresh instance, with the state of the tools.
 
         None once a sandbox is taken, where a call offered tools that the configuration does not
-        name, and where a tool of the episode's own has no ``state_dict``.
+        name, where a tool of the episode's own has no ``state_dict``, and with ``__slots__``.
         """
-        own = self._toolset.states()
-        if self.sandbox is not None or own is None or self._executor.told_specs:
+        own, attributes = self._toolset.states(), super().state_dict()
+        if self.sandbox is not None or own is None or self._executor.told_specs or not attributes:
             return None
-        kept = {name: value for name, value in vars(self).items() if name not in self._fresh_names}
+        kept = {name: value for name, value in attributes.items() if name not in self._fresh_names}
         tools = {
             "state": self.tool_state,
             "own": own,

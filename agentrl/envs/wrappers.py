@@ -30,8 +30,8 @@ class Wrapper(Env):
     """An environment around another one, which it passes everything on to.
 
     A subclass changes ``opened`` or ``stepped``, which run in threads. What it keeps of an episode
-    are attributes, JSON or picklable, and goes through a checkpoint with the inner environment's
-    state.
+    are picklable attributes; they go through a checkpoint with the inner environment's state, all
+    of them unless ``kept`` names some.
 
     Args:
         env: the inner environment; attributes that a wrapper lacks are its own.
@@ -102,12 +102,23 @@ class Wrapper(Env):
 
     def state_dict(self) -> Mapping[str, Any] | None:
         """The inner environment's state, and what the wrapper keeps itself."""
-        inner = self.env.state_dict()
-        own = {name: value for name, value in vars(self).items() if name in self.kept}
-        return None if inner is None else {"env": inner, "own": own}
+        inner, attributes = self.env.state_dict(), super().state_dict()
+        if inner is None or attributes is None:
+            return None
+        # Of this class alone: a class that it comes from does not know what it adds.
+        kept = vars(type(self)).get("kept")
+        own = {
+            name: value
+            for name, value in attributes.items()
+            # The inner environments have their own state.
+            if (kept is None or name in kept) and not isinstance(value, Env)
+        }
+        return {"env": inner, "own": own}
 
-    kept: tuple[str, ...] = ()
-    """Names of the attributes that a checkpoint keeps."""
+    kept: tuple[str, ...] | None = None
+    """Names of the attributes that a checkpoint keeps, where it does not keep all: those of this
+    class, which a subclass does not inherit.
+    """
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``Env.load_state_dict``."""
@@ -238,6 +249,8 @@ class RewardShaping(Wrapper):
         base_dir: the folder that a relative path starts from.
     """
 
+    kept = ()
+
     def __init__(
         self,
         env: Env,
@@ -263,6 +276,8 @@ class CutObservations(Wrapper):
         env: the inner environment.
         max_chars: of a message.
     """
+
+    kept = ()
 
     def __init__(self, env: Env, max_chars: int) -> None:
         super().__init__(env)

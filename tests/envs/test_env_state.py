@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from agentrl.envs import AsyncEnv, Env, EnvSpec, ToolEnv
+from agentrl.envs import AsyncEnv, Env, EnvSpec, ToolEnv, TurnLimit, UserEnv
 from agentrl.errors import EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.tools import ToolFactory, tool
-from agentrl.types import Action, Message, Observation, StepResult, Task
+from agentrl.types import Action, Message, Observation, StepResult, Task, ToolCall
 
-TASK = Task("t", ({"role": "user", "content": "hi"},))
+TASK = Task("t", ({"role": "user", "content": "hi"},), info={"user": ["Go on."]})
 SAID: Message = {"role": "assistant", "content": "on"}
 
 
@@ -84,9 +85,12 @@ def pooled(env: Any) -> None:
 @pytest.mark.parametrize(
     ("holds", "why"),
     [
-        (locked, "cannot be pickled: TypeError: cannot pickle '_thread.lock'"),
+        (
+            locked,
+            "cannot be pickled: TypeError: cannot pickle '_thread.lock'.*; leave out lock, by",
+        ),
         (large, "more than 1048576 bytes; let state_dict give what matters"),
-        (pooled, "cannot be pickled"),
+        (pooled, "cannot be pickled.*; leave out sandboxes, by state_dict or a Wrapper's kept"),
     ],
 )
 async def test_what_cannot_be_kept_is_named(holds: Callable[[Any], None], why: str) -> None:
@@ -96,12 +100,20 @@ async def test_what_cannot_be_kept_is_named(holds: Callable[[Any], None], why: s
         await (await begun(env)).save()
 
 
-async def test_attributes_in_slots_are_not_lost_in_silence() -> None:
-    class Slotted(Steps):
-        __slots__ = ("hidden",)
-
+@pytest.mark.parametrize(
+    "make",
+    [lambda kind: kind(TASK), lambda kind: TurnLimit(kind(TASK), 9)],
+    ids=["itself", "wrapped"],
+)
+@pytest.mark.parametrize("kind", [Steps, ToolEnv])
+async def test_attributes_in_slots_are_not_lost_in_silence(
+    kind: type[Env], make: Callable[[Any], Env]
+) -> None:
+    slotted = type("Slotted", (kind,), {"__slots__": ("hidden",)})
+    env = AsyncEnv(make(slotted))
+    await env.reset(seed=0)
     with pytest.raises(EnvError, match=r"Slotted\.state_dict gives none here"):
-        await (await begun(Slotted(TASK))).save()
+        await env.save()
 
 
 async def test_a_state_that_its_environment_refuses_is_named() -> None:
@@ -141,6 +153,44 @@ async def test_a_tool_env_keeps_what_a_subclass_adds() -> None:
         5,
         StepResult(Observation(), terminated=True),
     )
+
+
+def locks(kind: type[ToolEnv], *, first: bool) -> Callable[[], ToolEnv]:
+    class Lock(kind):  # type: ignore[valid-type, misc]
+        """Has three guesses, which it counts from before or after its parent is made."""
+
+        def __init__(self) -> None:
+            if first:
+                self.task, self.left = TASK, 3
+            super().__init__(TASK, tools=[tool(self.guess)])
+            if not first:
+                self.left = 3
+
+        def guess(self) -> str:
+            """Guesses."""
+            self.left -= 1
+            return f"{self.left} left"
+
+    return Lock
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", [ToolEnv, UserEnv])
+async def test_what_a_subclass_counts_goes_on_whenever_it_began(
+    kind: type[ToolEnv], first: bool
+) -> None:
+    make = locks(kind, first=first)
+    made = ToolCall("call_0", "guess", {})
+    message: Message = {"role": "assistant", "content": "", "tool_calls": [made.openai()]}
+    guess = Action("", message, tool_calls=(made,))
+    before, after = AsyncEnv(make()), AsyncEnv(make())
+    await before.reset(seed=0)
+    await before.step(guess)
+    saved = await before.save()
+    # a large task is none of the state
+    assert "task" not in pickle.loads(saved)
+    await after.restore(saved)
+    assert (await after.step(guess)).observation.messages[0]["content"] == "1 left"
 
 
 async def test_tools_of_the_episodes_own_may_have_state_and_cannot_be_kept() -> None:

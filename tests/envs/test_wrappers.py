@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,60 @@ async def test_what_a_wrapper_changes_runs_beside_the_event_loop() -> None:
 def test_wrapped_environments_keep_the_contract_and_their_state() -> None:
     names = (limit("turn_limit", max_turns=3), limit("cut_observations", max_chars=9))
     check_env(spec(*names), TASK)
+
+
+class PaysOnce(Wrapper):
+    """Pays the first reward alone."""
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.played, self.paid = env.unwrapped, 0
+
+    def stepped(self, action: Action, result: StepResult) -> StepResult:
+        self.paid += 1
+        return result if self.paid == 1 else replace(result, reward=0.0)
+
+
+class PaysOnceInTime(TurnLimit):
+    def __init__(self, env: Env) -> None:
+        super().__init__(env, 3)
+        self.paid = 0
+
+    stepped = PaysOnce.stepped
+
+
+class PaysOnceAndLocks(PaysOnce):
+    kept = ("paid",)
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("kind", [PaysOnce, PaysOnceInTime, PaysOnceAndLocks])
+async def test_what_a_wrapper_counts_goes_on_from_a_checkpoint(kind: type[Any]) -> None:
+    action = Action("a", {"role": "assistant", "content": "a"})
+    before, after = AsyncEnv(kind(Echo(TASK))), AsyncEnv(kind(Echo(TASK)))
+    await before.reset(seed=0)
+    assert (await before.step(action)).reward == 1.0
+    await after.restore(await before.save())
+    assert (await after.step(action)).reward == 0.0
+    # of the inner environment it has no copy of its own
+    assert after.env.unwrapped.heard == ["a", "a"]  # type: ignore[attr-defined]
+    assert getattr(after.env, "played", after.env.unwrapped) is after.env.unwrapped
+
+
+async def test_what_a_wrapper_cannot_keep_is_named() -> None:
+    class Locked(PaysOnceAndLocks):
+        pass
+
+    with pytest.raises(EnvError, match=r"cannot be pickled: TypeError.*; leave out lock, by"):
+        await AsyncEnv(Locked(Echo(TASK))).save()
+
+
+async def test_shaped_rewards_and_cut_observations_have_no_state() -> None:
+    env = RewardShaping(CutObservations(Echo(TASK), 4), lambda action, result: 0.0)
+    assert await AsyncEnv(env).save()
 
 
 async def test_a_limit_goes_on_from_a_checkpoint() -> None:

@@ -10,9 +10,14 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
+
+_BOX = "\\boxed{"
+# Of currency, which would be taken for a delimiter, and thin spaces between groups of digits.
+_SIGNS = re.compile(r"(?<!\\)\\\$|(?<=\d)\\,(?=\d{3}(?!\d))")
 
 
 def answerer() -> Callable[[bytes], bytes]:
@@ -23,7 +28,7 @@ def answerer() -> Callable[[bytes], bytes]:
     warnings.simplefilter("ignore")
 
     def read(text: str) -> Any:
-        return parse(text, parsing_timeout=None)
+        return parse(_prepared(text), parsing_timeout=None)
 
     # of one question, since the second request about it follows the first
     read_gold = functools.lru_cache(maxsize=16)(lambda gold: read(_boxed(gold)))
@@ -43,4 +48,13 @@ def answerer() -> Callable[[bytes], bytes]:
 
 def _boxed(gold: str) -> str:
     """An answer as its parser finds it: plain LaTeX has no mark of where it begins."""
-    return gold if "$" in gold or "\\boxed" in gold else f"\\boxed{{{gold}}}"
+    return gold if "$" in gold.replace("\\$", "") or _BOX in gold else f"{_BOX}{gold}}}"
+
+
+def _prepared(text: str) -> str:
+    """The text without such signs, and with its last closed box alone: math-verify joins boxes that
+    stand close together.
+    """
+    text = _SIGNS.sub("", text)
+    start = max(text.rfind(_BOX, 0, text.rfind("}") + 1), 0)
+    return text[:start].replace(_BOX, "{") + text[start:]

@@ -11,7 +11,8 @@ them.
 from __future__ import annotations
 
 _VALUES = """
-class Unplain(Exception):
+# no handler of a test's takes it for what it waits for
+class Unplain(BaseException):
     pass
 
 def pack(value):
@@ -19,7 +20,8 @@ def pack(value):
     if value is None or kind is bool or kind is str:
         return value
     if isinstance(value, int):
-        return ["i", str(int(value))]
+        # of any number of digits, in linear time
+        return ["i", hex(int(value))]
     if isinstance(value, float):
         return ["f", repr(float(value))]
     if isinstance(value, complex):
@@ -39,8 +41,10 @@ def unpack(value):
     if not isinstance(value, list):
         return value
     name, inner = value
-    if name in "ifc":
-        return {"i": int, "f": float, "c": complex}[name](inner)
+    if name == "i":
+        return int(inner, 16)
+    if name in "fc":
+        return {"f": float, "c": complex}[name](inner)
     if name == "b":
         return bytes(inner)
     if name == "d":
@@ -63,12 +67,16 @@ def tell(number, kind, value):
     while data:
         data = data[os.write(told, data):]
 
+def told_of(error):
+    kinds = type(error).__mro__
+    return [kind.__name__ for kind in kinds if kind.__module__ == "builtins"], str(error)[:500]
+
 space = {"__name__": "solution"}
 failure = None
 try:
     exec(compile(source, "solution.py", "exec"), space)
 except BaseException as error:
-    failure = [type(error).__name__, str(error)[:500]]
+    failure = told_of(error)
 for number, (name, args, keywords) in enumerate(calls):
     if failure is not None:
         tell(number, "raised", failure)
@@ -76,12 +84,12 @@ for number, (name, args, keywords) in enumerate(calls):
     try:
         function = space[name]
     except KeyError:
-        tell(number, "raised", ["NameError", "name %r is not defined" % name])
+        tell(number, "raised", [["NameError"], "name %r is not defined" % name])
         continue
     try:
         value = pack(function(*unpack(args), **unpack(keywords)))
     except BaseException as error:
-        tell(number, "raised", [type(error).__name__, str(error)[:500]])
+        tell(number, "raised", told_of(error))
     else:
         tell(number, "gave", value)
 """
@@ -91,7 +99,7 @@ for number, (name, args, keywords) in enumerate(calls):
 TESTS = (
     _VALUES
     + """
-import ast, builtins, json
+import ast, builtins, json, random
 
 given = json.loads(open("tests.json").read())
 calls = json.loads(open("calls.json").read())
@@ -104,7 +112,7 @@ for line in open("results", "rb"):
             results[number] = kind, value
     except Exception:
         continue
-lost = "raised", ["RuntimeError", given["lost"]]
+lost = "raised", [["RuntimeError"], given["lost"]]
 table = {json.dumps(call): own or lost for call, own in zip(calls, results)}
 asked = []
 # loops of a test's would take them for the end of what they go through (PEP 479)
@@ -112,6 +120,19 @@ ENDS = StopIteration, StopAsyncIteration
 
 class Unknown(BaseException):
     pass
+
+def raised(names, text):
+    for kind in (getattr(builtins, name, None) for name in names):
+        if isinstance(kind, type) and issubclass(kind, ENDS):
+            break
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            try:
+                return kind(text)
+            except TypeError:
+                # made of more than a text, as a UnicodeDecodeError is; the ValueError that it is
+                # follows
+                continue
+    return RuntimeError(text)
 
 def stand_in(name):
     def call(*args, **keywords):
@@ -123,9 +144,7 @@ def stand_in(name):
         kind, value = table[key]
         if kind == "gave":
             return unpack(value)
-        found = getattr(builtins, value[0], None)
-        known = isinstance(found, type) and issubclass(found, Exception)
-        raise (found if known and not issubclass(found, ENDS) else RuntimeError)(value[1])
+        raise raised(*value)
     call.__name__ = name
     return call
 
@@ -156,12 +175,16 @@ def run(text, setup):
     space.update(__name__="tests", __Unknown=Unknown)
     before = len(asked)
     code = compile(ast.fix_missing_locations(Soft().visit(tree)), "tests.py", "exec")
+    # the same calls in each round
+    random.seed(0)
     try:
         exec(code, space)
     except Unknown:
         return None
     except BaseException as error:
-        return [False, (type(error).__name__ + ": " + str(error))[:300]]
+        # an assert that asked for a call may have made what a later line lacks
+        if len(asked) == before or isinstance(error, (Unplain, ImportError)):
+            return [False, (type(error).__name__ + ": " + str(error))[:300]]
     return None if len(asked) > before else [True, ""]
 
 verdicts = [run(text, given["setup"]) for text in given["tests"]]

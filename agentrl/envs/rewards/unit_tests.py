@@ -17,6 +17,7 @@ from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import RewardError
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
+from agentrl.types.user_code.values import shown
 
 _MAX_ROUNDS = 20
 _OUTPUT_BYTES = 16 * 2**20
@@ -96,10 +97,11 @@ async def _passed_outputs(
 ) -> list[str]:
     """For each input an empty text, or what is wrong with the output."""
     inputs, outputs = tests.get("inputs") or (), tests.get("outputs") or ()
-    if not inputs or len(inputs) != len(outputs):
+    are_lists = isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple)
+    if not are_lists or not inputs or len(inputs) != len(outputs):
         raise RewardError(
-            f"unit_tests of task {task_id!r} needs as many inputs as outputs, and at least one, "
-            f"got {len(inputs)} and {len(outputs)}"
+            f"unit_tests of task {task_id!r} needs lists of as many inputs as outputs, and at "
+            f"least one, got {shown(inputs)} and {shown(outputs)}"
         )
     problems = []
     for given, wanted in zip(inputs, outputs, strict=True):
@@ -187,15 +189,17 @@ class _Tests:
             fetch = ["verdicts.json", "calls.json"]
             result = await self.time.run(self.apart, TESTS, files=files, fetch=fetch)
             if result.status != "ok" or len(result.files) < len(fetch):
-                # The code has given nothing yet, so that the fault is the tests' own.
                 if number == 0:
-                    raise RewardError(
-                        f"unit_tests: the tests of task {self.task_id!r} cannot be run "
-                        f"({_ended(result)}); correct them"
-                    )
+                    raise self._fault(_ended(result))
                 why = f"the tests did not end on what the code gave ({_ended(result)})"
                 return [why] * len(self.texts)
             verdicts, asked = json.loads(result.files["verdicts.json"])
+            if number == 0:
+                for verdict in verdicts:
+                    if verdict is not None and not verdict[0]:
+                        raise self._fault(verdict[1])
+                if not asked:
+                    raise self._fault("none of them calls a function of it")
             if not asked:
                 break
             calls = result.files["calls.json"]
@@ -210,3 +214,10 @@ class _Tests:
             "too many calls that depend on each other" if verdict is None else verdict[1]
             for verdict in verdicts
         ]
+
+    def _fault(self, why: str) -> RewardError:
+        """Of the tests' own, since the code has given nothing yet: every answer would be wrong."""
+        return RewardError(
+            f"unit_tests: the tests of task {self.task_id!r} fail before they call the code "
+            f"({why.rstrip(': ')}); correct them, or leave out what their sandbox does not have"
+        )

@@ -207,9 +207,68 @@ async def test_programs_are_told_by_what_they_print() -> None:
         (None, "needs the tests of task 't-1'"),
         ([3], "needs the tests of task 't-1'"),
         ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
-        (["assert add(1 =="], r"tests of task 't-1' cannot be run \(error: SyntaxError"),
+        ({"inputs": "12", "outputs": "37"}, r"needs lists of .*, got '12' and '37'"),
+        (["assert add(1 =="], r"tests of task 't-1' fail before they call .* \(error: SyntaxError"),
+        (["import absent\nassert add(1, 2) == 3"], "ModuleNotFoundError: No module named 'absent'"),
+        (["assert add(1, 2) == 3\nimport absent"], "ModuleNotFoundError: No module named 'absent'"),
+        (["assert add(1, lambda: 2) == 3"], "Unplain: function is no plain value"),
+        (["assert add(1, 2) == 3\nassert add(1, lambda: 2) == 3"], "Unplain: function is no plain"),
+        (["try:\n    add(print)\nexcept Exception:\n    pass"], "Unplain: builtin_function_or_"),
+        (["assert math.isclose(add(1, 2), 3)"], "AttributeError: 'function' object has no"),
+        (["x = 1 / 0\nassert add(1, x) == 3"], "ZeroDivisionError: division by zero"),
+        (["assert add(1, 2) == 3", "assert LIMIT == 5"], r"\(AssertionError\); correct them"),
+        (["def test_add():\n    assert add(1, 2) == 3"], "none of them calls a function of it"),
     ],
 )
 async def test_tests_that_are_none_are_a_failure(tests: Any, rule: str) -> None:
     with pytest.raises(RewardError, match=rule):
         await scored("def add(a, b):\n    return a + b", tests)
+
+
+async def test_a_setup_that_the_sandbox_cannot_run_is_a_failure() -> None:
+    with pytest.raises(RewardError, match=r"'t-1' fail before they call .*ModuleNotFoundError"):
+        await scored("def add(a, b):\n    return a + b", setup="import absent")
+
+
+# the code, and a test that it leads into a fault which is the tests' own where no value is known
+LED_ASTRAY = {
+    "an import": ("raise ImportError('absent')", "add(1, 2)"),
+    "an import behind a value": ("return 3", "if add(1, 2) == 3:\n    import absent"),
+    "a module": ("return 'absent'", "__import__(add(1, 2))"),
+    "an argument": ("return 3", "add(print if add(1, 2) == 3 else 1, 2)"),
+    "a name": ("return 3", "assert add(1, 2) == 4 or nowhere.to_be_found"),
+    "an exit": ("raise SystemExit(0)", "add(1, 2)"),
+    "no further call": ("return 3", "assert add(1, 2) == 3\nassert add(2, 2) == 4"),
+}
+
+
+@pytest.mark.parametrize(("body", "test"), LED_ASTRAY.values(), ids=LED_ASTRAY)
+async def test_no_code_makes_a_failure_of_its_tests(body: str, test: str) -> None:
+    score = await scored(f"def add(a, b):\n    {body}", [test])
+    assert (score.value, len(score.why["problems"])) == (0.0, 1)
+
+
+RIGHT = {
+    "a number of many digits": ("def f(n):\n    return -(10**n)", "assert f(5000) == -(10**5000)"),
+    "an error of its own": (
+        "class Bad(ValueError):\n    pass\ndef f():\n    raise Bad('no')",
+        "try:\n    f()\nexcept ValueError as error:\n    assert str(error) == 'no'",
+    ),
+    "an error that is made of more than a text": (
+        "def f():\n    return b'\\xff'.decode()",
+        "try:\n    f()\nexcept ValueError:\n    pass",
+    ),
+    "a name that an assert binds": (
+        "def f(n):\n    return n",
+        "assert (one := f(1)) == 1\nassert f(one + 1) == 2",
+    ),
+    "a test at random": (
+        "def f(text):\n    return text[::-1]",
+        "import random\nx = str(random.random())\nassert f(f(x)) == x",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "test"), RIGHT.values(), ids=RIGHT)
+async def test_right_code_passes(code: str, test: str) -> None:
+    assert await scored(code, [test]) == Score(1.0, {"passed": 1, "tests": 1, "problems": []})

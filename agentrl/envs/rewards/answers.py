@@ -31,9 +31,9 @@ _LABEL = re.compile(r"\banswer\s*+(?:is|:|=)\s*+(?::\s*+)?(.+)", re.IGNORECASE)
 # Commas divide groups of three digits alone. What a sign joins to another number is none of its
 # own: 3/4 is not 4, and 1,2 is not 12.
 _NUMBER = re.compile(
-    r"(?<!\d)(?<!\d[-+*/^:,.])[-+]?"
+    r"(?<!\d)(?<!\d[*/^:,.])[-+]?"
     r"(?:(?:\d{1,3}+(?:,\d{3})++|\d++)(?:\.\d++)?|\.\d++)(?:[eE][-+]?\d++)?+"
-    r"(?![-+*/^:,.]?\d)"
+    r"(?![*/^:,.]?\d)"
 )
 _FENCE = "```"
 _MARKS = " \t\r\n.,;:!?\"'`*_$"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentrl.config import StageConfig
+from agentrl.errors import EngineError
 from agentrl.rollouts import GroupState
 from agentrl.rollouts.samplers.prompt_sampler import SamplerState
 from agentrl.types import TrajectoryGroup
@@ -127,11 +128,13 @@ class Backlog:
         self._issued = self.restored.spent + len(self.restored.groups)
         self._step = 0
         self._versions: Mapping[str, int] = {}
+        # of the weights sent last, which engines may have before a publish is over
+        self._sent: Mapping[str, int] = {}
 
     def start(self, step: int, versions: Mapping[str, int]) -> None:
         """``step`` batches are trained, and these versions are served."""
         self._step = step
-        self._versions = versions
+        self._versions = self._sent = versions
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
@@ -194,8 +197,20 @@ class Backlog:
 
     def keep(self, group: TrajectoryGroup) -> bool:
         """A finished group waits for a batch; False, and it does not, where it is too old for
-        any."""
+        any.
+
+        Raises:
+            EngineError: it has a token of weights that were never published.
+        """
         versions = [version for one in group.finished for version in one.policy_versions]
+        newest = max(versions, default=-1)
+        if newest > (sent := self._sent[group.policy]):
+            raise EngineError(
+                f"group {group.group_index} has a token of policy version {newest} of "
+                f"{group.policy!r}, and none above {sent} was published; an engine tells versions "
+                "that it was not sent: each must have one owner",
+                retryable=False,
+            )
         waiting = _Waiting(group, min(versions, default=math.inf), max(versions, default=math.inf))
         kept = not self._too_old(waiting)
         if kept:
@@ -237,7 +252,7 @@ class Backlog:
             The groups that waited, and are now too old for any batch.
         """
         self.in_training = 0
-        self._versions = versions
+        self._versions = self._sent = versions
         old = [one.group for one in self._waiting if self._too_old(one)]
         self._waiting = [one for one in self._waiting if not self._too_old(one)]
         return old
@@ -248,9 +263,13 @@ class Backlog:
         self._waiting = []
         return groups
 
-    def stale_with(self, versions: Mapping[str, int]) -> list[int]:
-        """The draws that run in vain once these versions are served, as ``rollout.on_stale: drop``
-        has it."""
+    def begin_publish(self, versions: Mapping[str, int]) -> list[int]:
+        """These versions are sent to the engines next.
+
+        Returns:
+            The draws that run in vain from then on, as ``rollout.on_stale: drop`` has it.
+        """
+        self._sent = versions
         if self.stage.rollout.on_stale != "drop":
             return []
         return [

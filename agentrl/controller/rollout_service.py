@@ -247,7 +247,7 @@ class RolloutService(Schedule):
         """``versions`` are served next: what runs and could not be trained by them any more is
         cancelled."""
         with self._changed:
-            self._cancel(self._backlog.stale_with(versions), "stale")
+            self._cancel(self._backlog.begin_publish(versions), "stale")
 
     def make_room(self, versions: Mapping[str, int]) -> None:
         """The batch in training is published, and ``versions`` are served: its place is free."""

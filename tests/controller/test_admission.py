@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.config import StageConfig
 from agentrl.controller.admission import Backlog, RolloutState, in_time
+from agentrl.errors import EngineError
 from agentrl.rollouts import GroupState
 from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, TrajectoryGroup, Turn
 from tests.controller.hand_pool import bounds
@@ -147,6 +148,7 @@ class Play:
         if self.random.random() >= self.idle:
             for policy in {group.policy for group in self.in_training}:
                 self.versions[policy] += 1
+        assert self.backlog.begin_publish(dict(self.versions)) == []
 
     def make_room(self) -> None:
         self.sent = False
@@ -240,6 +242,20 @@ def test_what_stays_is_in_time_where_the_batches_to_come_hold_it() -> None:
     assert not in_time([0, 4], 2)  # this batch must have taken it
     # none is due now, and yet the fifth of them comes too late: two batches hold four
     assert not in_time([2, 2, 2, 2, 2], 2)
+
+
+@pytest.mark.invariant
+def test_a_token_of_weights_that_were_never_published_is_refused() -> None:
+    backlog = Backlog(bounds(2, 1, max_staleness=2), RolloutState(0, (), 0, 0))
+    backlog.start(3, {"main": 5})
+    said = "group 7 has a token of policy version 6 of 'main', and none above 5 was published"
+    with pytest.raises(EngineError, match=said):
+        backlog.keep(group_of(7, "main", [5, 6]))
+    # an engine has new weights before the publish is over
+    backlog.begin_publish({"main": 6})
+    assert backlog.keep(group_of(7, "main", [5, 6]))
+    with pytest.raises(EngineError, match="policy version 7"):
+        backlog.keep(group_of(8, "main", [7]))
 
 
 def test_a_batch_takes_first_what_must_be_trained_first() -> None:

@@ -19,8 +19,10 @@ _PACKAGE = "agentrl"
 _TOLD_AS_INCIDENTS = ("agentrl.engines.", "agentrl.controller.cluster.")
 _APART_S = 60.0
 _MOST_KINDS = 1000
-_NAME = re.compile(r"(?<!\.py:)\b[\w-]*\d[\w-]*")
-"""What tells one case from another: a number, or a word with one in it; no line of a program."""
+_WORD = re.compile(r"(?<!\.py:)\b[\w-]++")
+"""Any word, but no line of a program. What a policy wrote may be in a message: a pattern that
+looked for a number within a word would begin at each of its hyphens again."""
+_NUMBER = re.compile(r"\d")
 
 
 class _TerminalLog(logging.Handler):
@@ -39,7 +41,8 @@ class _TerminalLog(logging.Handler):
         if told_elsewhere or getattr(record, "event", "") == "run_failed":
             return
         text = record.getMessage()
-        kind = _NAME.sub("#", text)
+        # what tells one case from another: a number, or a word with one in it
+        kind = _WORD.sub(lambda word: "#" if _NUMBER.search(word[0]) else word[0], text)
         shown_at, more = self._shown.get(kind, (-_APART_S, 0))
         if record.created - shown_at < _APART_S:
             self._shown[kind] = (shown_at, more + 1)

@@ -46,7 +46,8 @@ def html_text(page: str, *, seconds: float = 10.0) -> str:
         name = (piece["name"] or "").lower()
         if name in _BLOCKS:
             texts.append("\n")
-        elif name in _HIDDEN:
+        # A slash closes what is no HTML, as an SVG image is, and nothing else.
+        elif name in _HIDDEN and not (name == "svg" and piece[0].endswith("/>")):
             hidden = max(0, hidden - 1) if piece["close"] else hidden + 1
         elif piece["text"] and not hidden:
             said = _REFERENCE.sub(lambda found: html.unescape(found[0]), piece["text"])

@@ -303,6 +303,10 @@ def _sentence(broken: BrokenRule) -> str:
         return f"{broken.message}; give a shorter one"
     match broken.keyword:
         case "required":
+            if isinstance(rule, Mapping):
+                # of dependentRequired: what each argument that is given asks for
+                lists = [rule[given] for given in rule if given in broken.value]
+                rule = dict.fromkeys(key for own in lists if isinstance(own, list) for key in own)
             missing = [repr(key) for key in rule if key not in broken.value]
             words = "argument {} is" if len(missing) == 1 else "arguments {} are"
             return f"{inside}{words.format(' and '.join(missing))} missing"

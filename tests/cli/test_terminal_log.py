@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from agentrl.terminal_log import warnings_on
 
@@ -54,6 +55,14 @@ def test_warnings_that_differ_by_numbers_and_names_are_counted() -> None:
         line % (500, 3) + " (and 99 more like it before)",
         "1 more like: episode # failed (env) and is retried: KeyError for task '#' (env.py:12)",
     ]
+
+
+def test_a_message_of_any_words_costs_linear_time() -> None:
+    started = time.process_time()
+    with warnings_on(lambda text: None):
+        for word in ("a-", "-", "x.py:", "1-"):
+            warn("agentrl.run", word * 20_000)
+    assert time.process_time() - started < 2  # quadratic: a minute
 
 
 def test_warnings_of_any_number_of_kinds_are_counted_in_bounded_memory() -> None:

@@ -113,6 +113,11 @@ def test_a_page_is_read_as_a_browser_shows_it() -> None:
         html_text("<p>x", seconds=0)
 
 
+def test_an_image_that_closes_itself_hides_nothing() -> None:
+    page = "a<svg/>b<svg class='x' />c<svg><path d='M'/>no<svg/>no</svg>d<template/>no"
+    assert html_text(page) == "abcd"
+
+
 PUMPS = (
     "<a ",
     "<a b='",

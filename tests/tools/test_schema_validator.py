@@ -58,6 +58,15 @@ RULES = st.fixed_dictionaries(
 )
 
 
+def test_what_another_argument_asks_for_is_named() -> None:
+    asks = {"dependentRequired": {"a": ["b", "c"], "d": ["e"]}}
+    schema = {"type": "object", **asks, "properties": {"x": asks}}
+    assert argument_faults(schema_validator(schema, "f"), {"a": 1, "c": 2, "x": {"a": 1}}) == (
+        "argument 'b' is missing",
+        "in argument 'x': arguments 'b' and 'c' are missing",
+    )
+
+
 @given(
     schema=st.fixed_dictionaries(
         {"type": st.just("object"), "properties": st.dictionaries(NAMES, RULES | st.just(True))},

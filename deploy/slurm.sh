@@ -27,5 +27,5 @@ fi
 readonly run=${RUN_DIR:-runs/slurm-$SLURM_JOB_ID}
 srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
     agentrl train "$@" run.dir="$run" placement.ray_address="$head:$port" placement.wait_s=300 \
-    $([ -d "$run" ] && echo --resume)
+    $([ -f "$run/run.json" ] && echo --resume)
 # Slurm ends Ray's processes with the job.

@@ -22,6 +22,7 @@ _POOL_NAME = re.compile(rf"(?!{MAIN_POOL}$)[A-Za-z][\w-]*")
 
 def placement_faults(placement: PlacementConfig, own_roles: Set[str]) -> Iterator[Fault]:
     """Rules of a run's processes; ``own_roles`` are the names under ``roles``."""
+    yield from _inline_faults(placement)
     yield from _worker_faults(placement)
     yield from _range_faults(placement)
     yield from _pool_faults(placement)
@@ -73,6 +74,31 @@ def _pool_layout_faults(stage: StageConfig, name: str, pool: PoolConfig) -> Iter
         )
 
 
+def _inline_faults(placement: PlacementConfig) -> Iterator[Fault]:
+    if placement.mode != "inline":
+        return
+    for name, only in (("world_size", 1), ("rollout_workers", 0)):
+        found = getattr(placement, name)
+        if found != only:
+            yield fault(
+                f"placement.{name} must be {only} with placement.mode='inline', which starts no "
+                f"process, got {list(found) if isinstance(found, tuple) else found}; set it so, or "
+                "set placement.mode=ray",
+                f"placement.{name}",
+                "placement.mode",
+            )
+    fields = PlacementConfig.model_fields
+    for name in ("nodes", "gpus", "cpus", "labels", "pools"):
+        default = fields[name].get_default(call_default_factory=True)
+        if getattr(placement, name) != default:
+            yield fault(
+                f"placement.{name} is asked of Ray, which placement.mode='inline' does not start; "
+                "leave it out, or set placement.mode=ray",
+                f"placement.{name}",
+                "placement.mode",
+            )
+
+
 def _worker_faults(placement: PlacementConfig) -> Iterator[Fault]:
     for name in {"CPU", "GPU", "memory", "object_store_memory"} & placement.worker_resources.keys():
         yield fault(
@@ -97,12 +123,6 @@ def _range_faults(placement: PlacementConfig) -> Iterator[Fault]:
     shares = placement.workers_share
     for fixed, rule, other, remedy in (
         (
-            placement.mode == "inline",
-            "be 0 with placement.mode='inline', which starts no process",
-            "placement.mode",
-            "set placement.mode=ray",
-        ),
-        (
             shares,
             f"be one number with placement.rollout={placement.rollout!r}, which has them beside "
             "ranks, in places that are reserved for the whole run",
@@ -126,16 +146,6 @@ def _range_faults(placement: PlacementConfig) -> Iterator[Fault]:
 
 
 def _pool_faults(placement: PlacementConfig) -> Iterator[Fault]:
-    fields = PlacementConfig.model_fields
-    for name in ("nodes", "gpus", "cpus", "labels", "pools"):
-        default = fields[name].get_default(call_default_factory=True)
-        if placement.mode == "inline" and getattr(placement, name) != default:
-            yield fault(
-                f"placement.{name} is asked of Ray, which placement.mode='inline' does not start; "
-                "leave it out, or set placement.mode=ray",
-                f"placement.{name}",
-                "placement.mode",
-            )
     for name in placement.pools:
         if not _POOL_NAME.fullmatch(name):
             yield fault(

@@ -29,14 +29,18 @@ class NotRegularError(OSError):
         return str(self.strerror)
 
 
-def check_regular(path: Path) -> os.stat_result:
+def check_regular(path: Path, *, follow: bool = False) -> os.stat_result:
     """The state of a regular file, for what opens it by its name.
+
+    Args:
+        path: its name.
+        follow: whether it may be a link to one.
 
     Raises:
         FileNotFoundError: there is none.
         NotRegularError: it is something else.
     """
-    return _checked(os.lstat(path), path)
+    return _checked(os.stat(path, follow_symlinks=follow), path)
 
 
 def open_regular(path: Path, *, follow: bool = False) -> BinaryIO:

@@ -192,6 +192,11 @@ class StepDisplay(Closing):
             text = "\n".join(lines)
         self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
+    def command(self, text: str) -> None:
+        """Prints a command, or a sentence that ends with one: it is copied, so the terminal alone
+        may break its line."""
+        self._console.print(Text(printable(text)), soft_wrap=True)
+
     def alert(self, text: str) -> None:
         """Prints a warning between the steps."""
         self.message(f"! {text}", style="yellow")
@@ -221,7 +226,7 @@ class StepDisplay(Closing):
             self._console.print()
             self.message(f"seconds by phase: {phases}")
         for hint in hints:
-            self.message(hint)
+            self.command(hint)
 
     def _is_due(self, step: int) -> bool:
         """Whether another twentieth of the steps is done."""

@@ -60,7 +60,7 @@ class EpisodeSettings(Section):
     """Nucleus of sampling for training; 1 is off."""
     top_k: Natural = 0
     """Only the k likeliest tokens; 0 is off."""
-    stop: Listed[str] = ()
+    stop: Listed[Annotated[str, Field(min_length=1)]] = ()
     """Texts that end a model call, beside the end-of-turn token."""
     turn_timeout_s: Seconds = 120.0
     """Seconds of one turn: generation, tools and environment; waiting for a sandbox or thread that

@@ -22,6 +22,7 @@ from agentrl.errors import DataError, StoreError
 from agentrl.metrics import correctness
 from agentrl.metrics.evaluation import TaskScores
 from agentrl.store import TokenArrays, decode_trajectory, encode_trajectory, replacing
+from agentrl.store.disk import check_replaceable
 from agentrl.store.json_text import from_json, to_json
 from agentrl.types import Message, Status, Task, Trajectory, Turn
 
@@ -103,10 +104,12 @@ def check_eval_path(path: Path) -> None:
     """Refuses a path at which no file can be written, before the tasks are played.
 
     Raises:
-        DataError: it is a folder, or its folder cannot be written or made.
+        DataError: it is a folder, a device or a FIFO, or its folder cannot be written or made.
     """
-    if os.path.isdir(path):
-        raise DataError(f"{path} is a folder; name a file in it")
+    try:
+        check_replaceable(path)
+    except StoreError as error:
+        raise DataError(str(error)) from error
     # The others are made with the file.
     folder = next(filter(os.path.lexists, path.absolute().parents))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):

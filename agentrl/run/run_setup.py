@@ -21,7 +21,8 @@ from agentrl.envs import EnvSpec
 from agentrl.envs.check import first_step
 from agentrl.errors import ConfigError, DataError, EnvError
 from agentrl.run.build import LiveObjects, player_spec, training_loop
-from agentrl.run.data.datasets import DataSet, call_named, rows_hash
+from agentrl.run.data.datasets import DataSet, bind_named, call_named, rows_hash
+from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.data.task_table import TaskStream, TaskTable
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
@@ -53,8 +54,8 @@ def make_directory(
     Raises:
         MachineError: the sandbox that is required is not to be had here.
         ConfigError: ``run.dir`` holds a run or other files, the sandbox's host holds fewer than
-            may run at one time, a critic's warm-up takes all steps of a stage, ``train.loop``
-            names no loop, or an environment cannot be made or breaks its contract.
+            may run at one time, a critic's warm-up takes all steps of a stage, what
+            ``check_named`` refuses, or an environment cannot be made or breaks its contract.
         DataError: a data set cannot be used, or the model's folder does not exist.
     """
     assert config.run.dir is not None, "load_config fills it in"
@@ -64,11 +65,8 @@ def make_directory(
         parent = with_commit(parent, given_model(parent, config.base_dir))
     sandbox: Mapping[str, Any] = {}
     envs: list[tuple[StageConfig, EnvSpec]] = []
+    check_named(config, stages)
     for stage in stages:
-        training_loop(stage)
-        if stage.checkpoint.copy_to is not None:
-            # A URL that nothing here can read is refused now, and not at the first checkpoint.
-            RemoteFolder(stage.checkpoint.copy_to, COPY_TO)
         if not stage.plays or stage.replays:
             continue
         # an engine that is not to be had is refused before anything is made
@@ -102,6 +100,27 @@ def make_directory(
         stages=whole_stages(config, stages),
         sources=dict(sources),
     )
+
+
+def check_named(config: RunConfig, stages: Sequence[StageConfig]) -> None:
+    """Refuses what settings name and what is opened only once the run directory is made.
+
+    Raises:
+        ConfigError: ``model.build`` or ``train.loop`` names no such function, nothing here reads
+            the URL of ``checkpoint.copy_to``, or ``run.replay`` names no run that has a stage's
+            steps.
+        DataError: that run lacks something that training needs.
+    """
+    own = config.model
+    if own.build is not None:
+        folder = config.base_dir
+        bind_named("model.build", own.build, folder, config.run.seed, own.build_args, folder)
+    for stage in stages:
+        training_loop(stage)
+        if stage.checkpoint.copy_to is not None:
+            RemoteFolder(stage.checkpoint.copy_to, COPY_TO)
+        if stage.replays:
+            StoredBatches.of_stage(stage)
 
 
 def count_steps(stage: StageConfig, tasks: Sequence[Task]) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.errors import DiskFullError, HeldError, StoreError
+from agentrl.guards.regular_file import NotRegularError, check_regular
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ALMOST_NOTHING = 2**16
@@ -115,8 +116,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         durable: whether it outlives a power failure too, which costs a sync of file and folder.
 
     Raises:
-        StoreError: the file cannot be written, synced or renamed.
+        StoreError: the file cannot be written, synced or renamed, or ``path`` is no file.
     """
+    check_replaceable(path)
     temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,6 +132,22 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise write_failure(f"{path} cannot be written", path, error) from error
         raise
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuses what a file must not take the place of: a device such as ``/dev/stdout``, a FIFO, a
+    folder, or a link to one.
+
+    Raises:
+        StoreError: it is one.
+    """
+    try:
+        check_regular(path, follow=True)
+    except NotRegularError as error:
+        raise StoreError(f"{path} cannot be written: {error}; name a file elsewhere") from error
+    # it does not exist, or whoever writes it is told
+    except OSError:
+        pass
 
 
 def temporary_beside(path: Path) -> Path:

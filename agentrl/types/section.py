@@ -258,6 +258,7 @@ _KINDS = {
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",
     "literal_error": "must be {expected}",
+    "string_too_short": "must not be empty",
     "string_pattern_mismatch": "must fit the pattern {pattern}",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -110,10 +111,11 @@ def test_new_scores_can_be_kept(
     assert read_eval_file(again)[0].scores == (0.0,)
 
 
-@pytest.mark.parametrize("path", ["", "rewards.py/new.parquet"])
+@pytest.mark.parametrize("path", ["", "pipe", "rewards.py/new.parquet"])
 def test_a_path_that_cannot_be_written_is_refused_before_anything_is_scored(
     agentrl: Agentrl, eval_file: Path, rewards: Path, tmp_path: Path, path: str
 ) -> None:
+    os.mkfifo(tmp_path / "pipe")
     reward = f"{rewards}:broken"
     code, _, err = agentrl(
         "eval", "--score", eval_file, "--reward", reward, "--out", tmp_path / path

@@ -39,6 +39,7 @@ def test_an_unknown_key_like_no_other_is_named_alone(problems: Problems) -> None
         ("train: {steps: 1.0}", "train.steps must be an integer, got 1.0"),
         ("train: {steps: true}", "train.steps must be an integer, got True"),
         ("train: {steps: 0}", "train.steps must be at least 1, got 0"),
+        ("rollout: {stop: ['']}", "rollout.stop.0 must not be empty, got ''"),
         ("run: {deterministic: no}", "run.deterministic must be true or false, got 'no'"),
         ("model: {path: 3}", "model.path must be a text, got 3"),
         ("rollout: {stop: x}", "rollout.stop must be a list, got 'x'"),

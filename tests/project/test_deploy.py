@@ -36,6 +36,18 @@ def test_the_manifest_gives_every_machine_the_project_and_the_pinned_ray() -> No
     assert all({"name": "project", "mountPath": "/project"} in each for each in mounts)
 
 
+def test_the_image_has_the_pinned_ray_with_the_dashboard_that_takes_jobs() -> None:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    assert "RUN pip install --no-cache-dir -c constraints-cpu.txt . 'ray[default]'\n" in text
+    assert re.search(r"apt-get install .*\bwget\b", text)  # of KubeRay's probes
+
+
+@pytest.mark.parametrize("name", ["slurm.sh", "rayjob.yaml"])
+def test_a_run_goes_on_where_there_is_one(name: str) -> None:
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    assert re.search(r'(test|\[) -f "?\$run/run\.json"? ', text)
+
+
 def test_what_the_image_copies_is_there() -> None:
     lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
     copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]

@@ -72,7 +72,17 @@ def test_the_command_line_fetches_a_run_that_is_not_here(
     assert "manifest.json cannot be read" in capsys.readouterr().err
 
 
-def test_a_place_that_is_no_url_is_refused_before_the_run_is_made(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"checkpoint\.copy_to must be a URL"):
-        train(tmp_path, "checkpoint.copy_to=elsewhere")
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("checkpoint.copy_to=elsewhere", r"checkpoint\.copy_to must be a URL"),
+        ("run.replay=nope", r"run\.replay='nope' must name a run: 'nope' is not .* not exist"),
+        ("model.build=nope.py:f", r"model\.build='nope\.py:f' cannot be loaded"),
+    ],
+)
+def test_what_a_setting_names_is_looked_for_before_the_run_is_made(
+    tmp_path: Path, setting: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        train(tmp_path, setting)
     assert not (tmp_path / "run").exists()

@@ -96,6 +96,15 @@ def test_nodes_and_gpus_are_ranks() -> None:
             r"process, got \[2, 16\]; set it so, or set placement\.mode=ray",
         ),
         (
+            [*BASE, "placement.mode=inline", "placement.world_size=2"],
+            r"placement\.world_size must be 1 with placement\.mode='inline', which starts no "
+            r"process, got 2; set it so, or set placement\.mode=ray",
+        ),
+        (
+            [*BASE, "placement.mode=inline", "placement.rollout_workers=1"],
+            r"placement\.rollout_workers must be 0 with placement\.mode='inline', .*, got 1; set",
+        ),
+        (
             [*BASE, WORKERS, "run.deterministic=true"],
             r"run\.deterministic needs placement\.rollout_workers=0 .*, got \[2, 16\]; set it, or",
         ),

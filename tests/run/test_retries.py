@@ -131,10 +131,10 @@ def test_a_run_that_gains_no_step_twice_is_given_up_by_all_that_was_seen(start: 
 
 @pytest.mark.wide
 def test_a_mistake_in_the_configuration_is_told_once(start: Start) -> None:
-    # the driver finds it, since ranks are opened there
-    command = start("--retries", "3", "run.deterministic=false", "placement.world_size=2")
+    # the driver finds it, since code is loaded there
+    command = start("--retries", "3", "stages.rl.train.loop=nope.py:train")
     assert command.finish() == 2, command.text
-    assert command.text.count("placement.mode=inline runs everything in one process") == 1
+    assert command.text.count("train.loop='nope.py:train' cannot be loaded") == 1
     assert "retry" not in command.text
 
 

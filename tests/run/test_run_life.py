@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import HeldError, RunInterruptedError
-from agentrl.store import Heartbeat, RunDirectory, RunWatch
+from agentrl.metrics import StepDisplay
+from agentrl.run.lifetime.interruption import Interruption
+from agentrl.store import EventLog, Heartbeat, RunDirectory, RunWatch
 from agentrl.viewer.index import RunIndex
 from agentrl.viewer.runs.open_run import OpenRun
 from agentrl.viewer.views.comparisons import retokenised
@@ -69,6 +76,20 @@ def test_a_run_says_that_it_ended_and_keeps_the_tokenizer_of_each_stage(
         first = index.page("trained_step:1")
         assert first.total > 0
         assert all(row["stage"] == "rl" and not row["drop"] for row in first.rows)
+
+
+def test_the_command_that_goes_on_is_one_line_of_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    words = ["config.yaml", f"run.dir={run.root}", *(f"stages.rl.steps={n}" for n in range(9))]
+    monkeypatch.setattr(sys, "argv", ["agentrl", "train", *words])
+    shown = io.StringIO()
+    console = Console(file=shown, width=80, force_terminal=True, no_color=True)
+    with closing(EventLog(run)) as events, StepDisplay(console, run.root) as display:
+        told = Interruption(StopRequest(), run, (), display, events).tell(KeyboardInterrupt())
+    assert f"; go on with: agentrl train {' '.join(words)} --resume\n" in shown.getvalue()
+    assert str(told).endswith(" --resume")
 
 
 @pytest.mark.slow

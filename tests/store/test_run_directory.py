@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -280,6 +281,26 @@ def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789")
 
     assert SecretMask()("sk-0123456789") == "<masked:SOME_API_KEY>"
+
+
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+
+    with pytest.raises(
+        StoreError, match=rf"{name} cannot be written: it is a FIFO, .*; name a file elsewhere"
+    ):
+        write_text(tmp_path / name, "text")
+    assert stat.S_ISFIFO((tmp_path / name).stat().st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_a_link_to_a_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("before")
+    (tmp_path / "link").symlink_to("file")
+    write_text(tmp_path / "link", "after")
+    assert (tmp_path / "link").read_text() == "after"
 
 
 def test_a_folder_takes_its_place_whole(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from agentrl.run.build import (
     rubric_spec,
     task_sampler,
 )
-from agentrl.run.data.datasets import DataSet, bind_named
+from agentrl.run.data.datasets import DataSet
 from agentrl.run.lifetime.outlets import check_outlets
 from agentrl.run.rehearsal.episodes import Rehearsed, hostile_faults, rehearse
 from agentrl.run.rehearsal.prompt_lengths import (
@@ -32,6 +32,7 @@ from agentrl.run.rehearsal.prompt_lengths import (
     tokenizer_folder,
 )
 from agentrl.run.rehearsal.services import ping_services
+from agentrl.run.run_setup import check_named
 from agentrl.store.json_text import to_json
 from agentrl.tools.parsers import load_parser
 from agentrl.training.data.demonstrations import assistant_turns, read_demonstration
@@ -56,7 +57,7 @@ def check_config(config: RunConfig, num_tasks: int) -> list[str]:
     Raises:
         AgentRLError: a fault of the configuration, its code or data, a service or the machine.
     """
-    _check_model(config)
+    check_named(config, config.resolved_stages())
     check_outlets(config, config.resolved_stages())
     print("configuration: ok")
     faults: list[str] = []
@@ -80,20 +81,6 @@ def check_config(config: RunConfig, num_tasks: int) -> list[str]:
             else:
                 _check_demonstrations(stage, renderer)
     return faults
-
-
-def _check_model(config: RunConfig) -> None:
-    """Loads the function of the user's own that makes the model."""
-    own = config.model
-    if own.build is not None:
-        bind_named(
-            "model.build",
-            own.build,
-            config.base_dir,
-            config.run.seed,
-            own.build_args,
-            config.base_dir,
-        )
 
 
 def _check_demonstrations(stage: StageConfig, renderer: Renderer | None) -> None:

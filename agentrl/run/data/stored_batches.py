@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agentrl.config import StageConfig
 from agentrl.controller.ledger import trained_batches
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError, DataError, StoreError
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, read_jsonl
 from agentrl.types import SegmentKind, Trajectory, TrajectoryGroup
 from agentrl.types.env import MAIN_POLICY
@@ -35,13 +35,17 @@ class StoredBatches:
         """Those that ``run.replay`` names for a stage.
 
         Raises:
-            StoreError: there is no run, or its ledger cannot be read.
+            StoreError: its ledger cannot be read.
             DataError: the run has trained no such stage, lacks something that training needs, or
                 tokens that are older than the stage allows.
-            ConfigError: more steps are asked for than the run has.
+            ConfigError: it names no run, or more steps are asked for than the run has.
         """
         assert stage.run.replay is not None, "asked of a stage that replays"
-        run = RunDirectory.open(stage.run.replay)
+        try:
+            run = RunDirectory.open(stage.run.replay)
+        except StoreError as error:
+            told = f"run.replay={stage.run.replay!r} must name a run: {error}"
+            raise ConfigError(told) from error
         groups = trained_batches(run.ledger_path, stage.name, MAIN_POLICY)
         if not groups:
             raise _unfit(stage, _why_none(run, stage.name))

@@ -66,7 +66,7 @@ class Interruption:
         text += f"; {self._how_on(checkpoint)}"
         kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RunInterruptedError
         self.told = kind(text)
-        self.display.message(text)
+        self.display.command(text)
         entry = {
             "time": utc_time(),
             "by": by,

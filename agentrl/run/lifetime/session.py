@@ -21,7 +21,6 @@ from agentrl.controller.cluster.weight_publisher import ColocatedSync, ServedSyn
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import ConfigError
 from agentrl.metrics import PhaseTimer, Sink, StepDisplay
 from agentrl.metrics.memory import rss_gib
 from agentrl.run.build import LiveObjects
@@ -63,9 +62,6 @@ class RunProcesses:
     Args:
         config: ``placement`` says what is opened.
         log_folder: where each process keeps its log; None keeps none.
-
-    Raises:
-        ConfigError: ``placement.mode=inline`` with several ranks, or with rollout workers.
     """
 
     rollouts: RolloutPool
@@ -95,18 +91,9 @@ class RunProcesses:
 
     def _open_inline(self, opened: ExitStack, log_folder: Path | None) -> None:
         """Everything in this process."""
-        own = self._placement
-        for setting, found, most in (
-            ("placement.world_size", own.world_size, 1),
-            ("placement.rollout_workers", self._workers, 0),
-        ):
-            if found > most:
-                raise ConfigError(
-                    "placement.mode=inline runs everything in one process, got "
-                    f"{setting}={found}; set {setting}={most}, or placement.mode=ray"
-                )
         stacks = StackFile(log_folder and log_folder / "driver.stacks")
-        local = LocalRoleGroup(threads=own.threads_per_rank, device=self._device, stacks=stacks)
+        threads = self._placement.threads_per_rank
+        local = LocalRoleGroup(threads=threads, device=self._device, stacks=stacks)
         opened.callback(local.close)
         self.pools = {MAIN_POOL: local}
         self.rollouts = local.rollouts

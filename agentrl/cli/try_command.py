@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from agentrl.config import RunConfig, StageConfig
     from agentrl.run.rehearsal.tool_trial import ToolTrial
     from agentrl.types import Message, Task, ToolSpec, Trajectory
+
+# A stream of tasks may have no end.
+_LOOKED_AT = 1000
 
 
 def try_command(
@@ -77,24 +81,28 @@ def try_command(
 
 
 def task_named(stage: StageConfig, wanted: str | None) -> Task:
-    """A task of ``data.train`` by its id or its number from 0; the first by default.
+    """A task of ``data.train`` by its id or its number from 0, among the first ones of a stream;
+    the first by default.
 
     Raises:
         ConfigError: there is none of this id.
     """
     from agentrl.run.data.datasets import DataSet
 
-    tasks = DataSet.of_training(stage).tasks()
+    tasks: Sequence[Task] = DataSet.of_training(stage).tasks()
     if wanted is None:
         return tasks[0]
+    if stage.data.stream:
+        tasks = list(islice(tasks, _LOOKED_AT))
     by_id = {task.id: task for task in tasks}
     if wanted in by_id:
         return by_id[wanted]
     if wanted.isdecimal() and int(wanted) < len(tasks):
         return tasks[int(wanted)]
+    first = f" among the first {len(tasks)} of the stream" if stage.data.stream else ""
     raise ConfigError(
-        f"--task must be the id of a task of data.train, or its number below {len(tasks)}, got "
-        f"{wanted!r}{did_you_mean(wanted, by_id)}"
+        f"--task must be the id of a task of data.train{first}, or its number below {len(tasks)}, "
+        f"got {wanted!r}{did_you_mean(wanted, by_id)}"
     )
 
 

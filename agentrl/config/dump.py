@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import BaseRepresenter
 
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.types.section import Key
@@ -55,6 +57,7 @@ def to_yaml(
     yaml.representer.add_representer(
         type(None), lambda own, _: own.represent_scalar("tag:yaml.org,2002:null", "null")
     )
+    yaml.representer.add_representer(str, _text)
     yaml.indent(mapping=2, sequence=4, offset=2)
     stream = io.StringIO()
     yaml.dump(tree, stream)
@@ -97,7 +100,7 @@ def _commented(
         if isinstance(value, dict) and value:
             commented[name] = _commented(value, inner, stage, origin)
             continue
-        if isinstance(value, list | tuple) and any(isinstance(entry, dict) for entry in value):
+        if _of_mappings(value):
             commented[name] = [
                 _commented(entry, (*inner, i), stage, origin) for i, entry in enumerate(value)
             ]
@@ -108,8 +111,29 @@ def _commented(
     return commented
 
 
+def _of_mappings(value: Any) -> bool:
+    """Whether it is a list, not empty, of mappings alone."""
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(entry, dict) for entry in value)
+    )
+
+
+def _text(representer: BaseRepresenter, value: str) -> ScalarNode:
+    # ruamel writes `? x` plain in a list, where it begins a key, and folds U+0085 into a space.
+    quoted = value.startswith(("?", ":")) or not value.isprintable()
+    return representer.represent_scalar(  # type: ignore[no-any-return]
+        "tag:yaml.org,2002:str", value, style='"' if quoted else None
+    )
+
+
 def _flow(value: Any) -> Any:
-    """Lists and empty mappings on one line."""
+    """Lists and mappings on one line."""
+    if isinstance(value, dict) and value:
+        mapping = CommentedMap((name, _flow(entry)) for name, entry in value.items())
+        mapping.fa.set_flow_style()
+        return mapping
     if isinstance(value, list | tuple):
         sequence = CommentedSeq(_flow(entry) for entry in value)
         sequence.fa.set_flow_style()

@@ -70,6 +70,13 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
             "run.replay",
             "run.dir",
         )
+    stages = config.stages
+    if stages and model.path is not None and all(entry.when == "built" for entry in stages):
+        yield fault(
+            f"model.path={model.path!r} skips each of the stages, since all have when='built'; set "
+            "when='always' for one of them, or model.build in place of model.path",
+            "model.path",
+        )
     yield from _stage_name_faults(config)
 
 

@@ -21,6 +21,7 @@ from agentrl.types.section import (
     ActsWith,
     Arguments,
     Count,
+    Folder,
     Listed,
     Natural,
     Positive,
@@ -47,9 +48,11 @@ _SHARD = re.compile(r"\d{1,6}/[1-9]\d{0,5}")
 class RunSection(Section):
     """The run itself."""
 
-    dir: str | None = None
-    """Run directory, from the current folder; by default ``runs/<name of the config's folder>``."""
-    base_dir: str | None = None
+    dir: Folder = None
+    """Run directory, from the current folder; by default ``runs/NAME``: the name of the file, or of
+    its folder for a ``config.yaml``.
+    """
+    base_dir: Folder = None
     """Where ``file.py:name`` references and data paths start, from the config file's folder, which
     is the default.
     """
@@ -58,7 +61,7 @@ class RunSection(Section):
     deterministic: bool = False
     """The same numbers to the last bit in every run and after every resume, and on a CPU the
     sampler's logprobs equal to the trainer's; slower (docs/engines.md, Deterministic mode)."""
-    replay: str | None = None
+    replay: Folder = None
     """Run directory, from the current folder: stages that play train the groups that it stored
     instead, step by step and without an engine, to compare algorithms (docs/replay.md)."""
     notes: str | None = None

@@ -226,7 +226,7 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         asked["resources"] = resources if with_tools else {}
     if stage.env.mcp and with_tools:
         asked["mcp"] = {
-            name: server.replace(cwd=str(stage.base_dir / (server.cwd or "")))
+            name: server.replace(cwd=str(stage.base_dir / Path(server.cwd or "").expanduser()))
             for name, server in stage.env.mcp.items()
         }
     if stage.env.endpoints:
@@ -356,7 +356,11 @@ def parser_name(stage: StageConfig) -> str:
     """``model.tool_parser``; the path of a user's file starts at the configuration's folder."""
     source, _, name = stage.model.tool_parser.rpartition(":")
     own_file = source.endswith(".py")
-    return f"{stage.base_dir / source}:{name}" if own_file else stage.model.tool_parser
+    return (
+        f"{stage.base_dir / Path(source).expanduser()}:{name}"
+        if own_file
+        else stage.model.tool_parser
+    )
 
 
 def renderer_spec(stage: StageConfig, model: Path) -> RendererSpec:

@@ -59,7 +59,7 @@ def serve_policy(
         RunDirectory.check_new(out)
     stage = played_stage(load_config(config, overrides, trains=False))
     check_no_scorer(stage, "a served policy")
-    folder = given_model(str(policy_folder(model)), Path())
+    folder = given_model(str(policy_folder(model, stage.base_dir)), Path())
     spec = rollout_spec(stage, LiveObjects(), folder)
     check_served_rubric(spec.rubric.build())
     with ExitStack() as stack:

@@ -62,7 +62,7 @@ def named_policy(
         load_config(config or named / "config.resolved.yaml", overrides, trains=False)
     )
     if is_run:
-        return stage_alone(stage, policy_folder(named), run=named)
+        return stage_alone(stage, policy_folder(named, stage.base_dir), run=named)
     return stage_alone(stage, given_model(str(named), Path(), key="MODEL"))
 
 
@@ -86,9 +86,13 @@ def check_no_scorer(stage: StageConfig, what: str) -> None:
         )
 
 
-def policy_folder(named: Path) -> Path:
+def policy_folder(named: Path, base_dir: Path) -> Path:
     """The model folder that ``named`` is, or that of the last policy's stage that the run in it
     finished.
+
+    Args:
+        named: a model folder, or a run directory.
+        base_dir: where the user's own code lies now, if the run names some.
 
     Raises:
         DataError: the run has finished no stage.
@@ -96,7 +100,8 @@ def policy_folder(named: Path) -> Path:
     if not (named / "run.json").is_file():
         return named
     directory = RunDirectory(named)
-    stages = load_config(directory.config_path, trains=False).resolved_stages()
+    moved = {"run.base_dir": str(base_dir)}
+    stages = load_config(directory.config_path, moved, trains=False).resolved_stages()
     policies = [stage for stage in reversed(stages) if stage.learns_from != "preferences"]
     folders = [directory.models_folder / stage.name for stage in policies]
     finished = next((folder for folder in folders if folder.is_dir()), None)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import types
 import typing
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean, nearest
@@ -33,6 +34,10 @@ def _as_words(value: Any) -> Any:
     return (value,) if isinstance(value, str) else _as_tuple(value)
 
 
+def _from_home(value: str | None) -> str | None:
+    return value and os.path.expanduser(value)
+
+
 Natural: TypeAlias = Annotated[int, Field(ge=0)]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
@@ -43,6 +48,8 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0)]
 Arguments: TypeAlias = dict[str, Any]
 Listed: TypeAlias = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 Words: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
+Folder: TypeAlias = Annotated[str | None, AfterValidator(_from_home)]
+"""A folder, or none; ``~`` is the home folder."""
 
 Key: TypeAlias = tuple[str | int, ...]
 """The path of a setting: names of sections and fields, and positions in lists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from agentrl.config.load import load_config
 from agentrl.errors import RewardError
 from agentrl.run.build import LiveObjects, rubric_spec
+from agentrl.run.data.task_table import TaskStream
+from agentrl.run.rehearsal.prompt_lengths import spread
 from agentrl.types import Status, Task
 
 Agentrl = Callable[..., tuple[int, str, str]]
@@ -242,3 +245,21 @@ def test_demonstrations_are_read_as_training_reads_them(
         else "demonstration 0: messages[1]: tool_calls[0]"
     )
     assert told in out + err
+
+
+def test_the_first_tasks_of_a_stream_are_played(
+    check: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    rows = [f'{{"prompt": "What?", "answer": "the {n}th", "id": "row-{n}"}}\n' for n in range(5)]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    code, out, err = check(
+        "agentrl.envs:exact_answer", "data={train: rows.jsonl, stream: true, shuffle: false}"
+    )
+    assert (code, err) == (0, "")
+    assert "data.train: a stream of tasks, the first is 'row-0'" in out
+    assert set(re.findall(r"data\.train: '(row-\d)'", out)) == {"row-0", "row-1"}
+
+
+def test_lengths_are_of_the_first_tasks_of_a_stream_without_an_end() -> None:
+    tasks = TaskStream(lambda: (Task(str(n), (), None) for n in itertools.count()))
+    assert [task.id for task in spread(tasks, 3)] == ["0", "1", "2"]

@@ -161,6 +161,22 @@ def test_a_faulty_call_is_told_and_the_end_of_the_input_leaves_the_episode(play:
     assert "the input has ended" in err
 
 
+@pytest.mark.timeout(60)
+def test_a_task_of_a_stream_is_looked_for_among_its_first(play: Agentrl, project: Path) -> None:
+    (project / "rows.jsonl").write_text(
+        "".join(f'{{"prompt": "Say 281.", "id": "row-{n}"}}\n' for n in range(3))
+    )
+    # With a weight the stream has no end: its rows begin again.
+    stream = (
+        "data={train: [{data: rows.jsonl, weight: 1, name: own}], stream: true, shuffle: false}"
+    )
+    code, out, err = play("281\n", stream, "--task", "own/row-2")
+    assert "task own/row-2" in out, err
+    code, _, err = play("", stream, "--task", "row-9")
+    assert code == 2
+    assert "--task must be the id of a task of data.train among the first 1000 of the stream" in err
+
+
 # --- init
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from agentrl.config import load_with_origins, to_yaml
+from agentrl.config.document import parse_document
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
 
@@ -45,6 +49,37 @@ def test_the_resolved_file_with_origins_loads_to_the_same_too(write: Write, tmp_
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(to_yaml(loaded.config, loaded.origin))
     assert load_config(resolved).resolved_stages() == loaded.config.resolved_stages()
+
+
+# Texts that YAML could read as something else, or folds.
+TEXTS = st.text(
+    st.one_of(
+        st.sampled_from("?:-#,[]{}&*!|>'\"%@`~ \t\na1.e\x85\u2028\ufeff"),
+        st.characters(codec="utf-8"),
+    ),
+    max_size=6,
+)
+LEAVES = st.one_of(TEXTS, st.integers(), st.booleans(), st.none())
+VALUES = st.recursive(
+    LEAVES, lambda own: st.lists(own, max_size=3) | st.dictionaries(TEXTS, own, max_size=3)
+)
+
+
+@settings(max_examples=2, deadline=None, database=None, derandomize=True)
+@given(args=st.dictionaries(TEXTS, VALUES, min_size=20, max_size=40))
+@example(args={"x": [{"a": 1}, 2], "y": ["? x", ": x", "\x85"], "z": [[{"a": ["? x"]}], []]})
+def test_arguments_of_any_kind_load_again(args: dict[str, Any]) -> None:
+    loaded = load_with_origins({"model": {"path": "m"}, "data": {"train": "t.py:f", "args": args}})
+    text = to_yaml(loaded.config, loaded.origin)
+    assert parse_document(text, "config.yaml").tree["data"]["args"] == args
+
+
+@pytest.mark.parametrize("stop", ["? x", ": x", "\x85"])
+def test_a_text_in_a_list_loads_again(write: Write, tmp_path: Path, stop: str) -> None:
+    config = load_config(write(), {"rollout.stop": [stop]})
+    resolved = tmp_path / "config.resolved.yaml"
+    resolved.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(resolved).rollout.stop == (stop,)
 
 
 def test_origins_are_file_command_line_and_default(write: Write) -> None:
@@ -92,6 +127,17 @@ def test_the_run_directory_is_named_for_the_folder_of_the_file(
 def test_references_start_at_the_folder_of_the_file(write: Write, tmp_path: Path) -> None:
     assert load_config(write()).run.base_dir == str(tmp_path)
     assert load_config(write("run: {base_dir: sub}\n")).run.base_dir == str(tmp_path / "sub")
+
+
+def test_the_folders_of_a_run_may_start_at_home(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    home = (f"run.{name}=~/{name}" for name in ("dir", "base_dir", "replay"))
+    run = load_config(write(), [*home]).run
+    assert [run.dir, run.base_dir, run.replay] == [
+        f"{tmp_path}/home/{name}" for name in ("dir", "base_dir", "replay")
+    ]
 
 
 def test_a_mapping_is_a_configuration_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,3 +76,10 @@ def test_by_default_a_policy_after_a_reward_model_is_told_where_to_start(
 ) -> None:
     text = stages().replace("from: sft, steps: 1, reward", "steps: 1, reward")
     assert any("stages.rl.from must name a policy" in problem for problem in problems(text))
+
+
+def test_a_given_model_leaves_a_stage_to_run(problems: Problems) -> None:
+    assert problems("stages:\n  - {name: a, when: built}\n  - {name: b, when: built}\n") == [
+        "config.yaml:1:9: model.path='some/model' skips each of the stages, since all have "
+        "when='built'; set when='always' for one of them, or model.build in place of model.path"
+    ]

@@ -71,6 +71,16 @@ def test_a_folder_of_files_is_read(tmp_path: Path) -> None:
     assert asked(DataSet("rows", base_dir=tmp_path).tasks()) == ["1", "2"]
 
 
+@pytest.mark.parametrize("reference", ["~/a.jsonl", "~/*.jsonl", "~"])
+def test_rows_may_lie_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    write_jsonl(tmp_path / "home" / "a.jsonl", questions("1"))
+    assert asked(DataSet(reference, base_dir=tmp_path).tasks()) == ["1"]
+
+
 def test_ids_of_several_sources_begin_with_their_names(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", questions("1", "2"))
     write_jsonl(tmp_path / "b.jsonl", [{"question": "3", "id": "0"}])

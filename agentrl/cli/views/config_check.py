@@ -156,7 +156,8 @@ def _check_prompts(stage: StageConfig, tasks: Sequence[Task], renderer: Renderer
     # A sample of which nothing fits may mislead, so the whole data is measured.
     if found.too_long == found.count < len(tasks) and not stage.data.stream:
         found = measured(stage, tasks, renderer) or found
-    _print_lengths("prompts of data.train", found, len(tasks))
+    total = "a stream" if stage.data.stream else len(tasks)
+    _print_lengths("prompts of data.train", found, total)
     if found.too_long < found.count:
         return []
     return [
@@ -226,7 +227,7 @@ def _show(played: Rehearsed, renderer: Renderer | None) -> None:
     print_rendered(assistant_turns(messages, played.tools, renderer), renderer.text)
 
 
-def _print_lengths(what: str, found: Lengths, total: int) -> None:
+def _print_lengths(what: str, found: Lengths, total: int | str) -> None:
     of = f"{found.count}" if found.count == total else f"{found.count} of {total}"
     say(
         f"  {what}: {of} measured, tokens: min {found.shortest}, median {found.median:g}, "

@@ -63,7 +63,7 @@ class DataSource:
         """Where files that its rows name start from."""
         if self._is_function or self.reference.startswith(HUB):
             return self.base_dir
-        return (self.base_dir / self.reference).parent
+        return self._path.parent
 
     def table(self) -> SourceRows:
         """Its rows by number, at least one; there may be more than ``limit``.
@@ -104,6 +104,10 @@ class DataSource:
             raise self._empty()
 
     @property
+    def _path(self) -> Path:
+        return self.base_dir / Path(self.reference).expanduser()
+
+    @property
     def _is_function(self) -> bool:
         return ":" in self.reference and not self.reference.startswith(HUB)
 
@@ -116,7 +120,7 @@ class DataSource:
 
     def _table(self) -> SourceRows:
         if self.custom.path is not None:
-            rows = custom_rows(self.custom, self.reference, self.base_dir, self.seed)
+            rows = custom_rows(self.custom, self._path, self.base_dir, self.seed)
             name = f"{self.custom.path}:{self.custom.name}"
             return held(rows, name, "data.custom", self.limit)
         if self._is_function:
@@ -145,7 +149,7 @@ class DataSource:
 
     def _files(self) -> list[Path] | None:
         """The files that the reference names; None for a folder of ``datasets``."""
-        path = self.base_dir / self.reference
+        path = self._path
         if not _PATTERN.isdisjoint(self.reference) and not path.exists():
             found = sorted(map(Path, glob.glob(str(path), recursive=True)))
             if unknown := [one for one in found if one.suffix not in _SUFFIXES]:
@@ -173,7 +177,7 @@ class DataSource:
     def _saved(self) -> Any:
         from datasets import load_from_disk
 
-        path = self.base_dir / self.reference
+        path = self._path
         found = load_from_disk(str(path))
         if isinstance(found, Mapping):
             raise DataError(
@@ -213,7 +217,7 @@ class DataSource:
                 f"{self.setting}='{self.reference}' cannot be loaded by datasets.load_dataset (a "
                 "file that is here is named without hf://):"
             )
-        return f"{self.setting}='{self.base_dir / self.reference}' cannot be read:"
+        return f"{self.setting}='{self._path}' cannot be read:"
 
     def _filled(self, table: SourceRows) -> SourceRows:
         if not len(table):

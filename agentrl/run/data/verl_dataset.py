@@ -34,13 +34,13 @@ class DatasetConfig(dict[str, Any]):
             ) from None
 
 
-def custom_rows(own: CustomDataConfig, reference: str, base_dir: Path, seed: int) -> Iterable[Any]:
+def custom_rows(own: CustomDataConfig, path: Path, base_dir: Path, seed: int) -> Iterable[Any]:
     """The rows of the user's class or function, with verl's tokens left out.
 
     Args:
         own: ``data.custom``.
-        reference: ``data.train``, which becomes ``data_files``.
-        base_dir: where it and ``path`` start.
+        path: ``data.train``, which becomes ``data_files``.
+        base_dir: where ``data.custom.path`` starts.
         seed: ``run.seed``.
 
     Raises:
@@ -51,7 +51,7 @@ def custom_rows(own: CustomDataConfig, reference: str, base_dir: Path, seed: int
     function = load_function(
         named, base_dir, lambda rule: own.broken("path", rule), "(data_files, tokenizer, config)"
     )
-    files = [str(base_dir / reference)]
+    files = [str(path)]
     keys = {"prompt_key": "prompt", "return_raw_chat": True, "shuffle": False, "seed": seed}
     given: dict[str, Any] = {
         "data_files": files,

@@ -109,7 +109,8 @@ def resume_directory(
         ConfigError: settings or data differ that a run keeps for good; all of them are named.
     """
     _fetch_checkpoints(directory, stages)
-    before = load_config(directory.config_path)
+    # The user's own code may have moved with the configuration.
+    before = load_config(directory.config_path, {"run.base_dir": str(config.base_dir)})
     begun = {stage.name for stage in stages if last_manifest(directory, stage) is not None}
     finished = {stage.name for stage in stages if finished_manifest(directory, stage) is not None}
     old = whole_stages(before, ())

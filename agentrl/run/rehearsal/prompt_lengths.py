@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,6 +18,7 @@ from agentrl.render import Renderer
 from agentrl.run.build import LiveObjects
 from agentrl.run.data.datasets import call_named
 from agentrl.run.data.prompt_limit import prompt_lengths
+from agentrl.run.data.task_table import TaskStream
 from agentrl.store.model_folder import cached_model
 from agentrl.types import Task
 
@@ -49,7 +51,11 @@ class Lengths:
 
 
 def spread(tasks: Sequence[Task], most: int) -> list[Task]:
-    """At most ``most`` tasks, the first, the last and others at equal distances between them."""
+    """At most ``most`` tasks, the first, the last and others at equal distances between them; of a
+    stream the first ones.
+    """
+    if isinstance(tasks, TaskStream):
+        return list(islice(tasks, most))
     if len(tasks) <= most:
         return list(tasks)
     return [tasks[int(index)] for index in np.linspace(0, len(tasks) - 1, most)]

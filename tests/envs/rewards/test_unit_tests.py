@@ -27,6 +27,12 @@ async def test_code_that_is_right_passes() -> None:
     assert score == Score(1.0, {"passed": 2, "tests": 2, "problems": []})
 
 
+async def test_the_nulls_of_a_table_are_no_tests_and_no_setup() -> None:
+    said = "def add(a, b):\n    return a + b"
+    score = await unit_tests(episode(said, TESTS, info={"tests": None, "test_setup": None}))
+    assert score.value == 1.0
+
+
 async def test_a_part_of_the_tests_counts_where_asked_for() -> None:
     score = await scored("def add(a, b):\n    return int(a) + int(b)", partial=True)
     assert (score.value, score.why["passed"]) == (0.5, 1)

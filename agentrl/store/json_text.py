@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.guards.parsing import nested_too_deeply, parse_json
+from agentrl.store.masking import SecretMask
 from agentrl.types import Blob, Image
 
 _IMAGE_FIELDS = tuple(field.name for field in fields(Image) if field.name != "data")
@@ -87,7 +88,9 @@ def _default(value: Any) -> Any:
 
 
 def _marked(value: Any) -> dict[str, str]:
-    return {"$repr": f"{type(value).__name__}: {value!r}"[:_MAX_REPR]}
+    text = f"{type(value).__name__}: {value!r}"
+    # of a secret that the cut divides, no mask would find what is left
+    return {"$repr": text if len(text) <= _MAX_REPR else SecretMask()(text)[:_MAX_REPR]}
 
 
 def _storable(value: Any, depth: int) -> Any:

@@ -28,14 +28,20 @@ def init_command(folder: Path, /) -> None:
     folder
         Where; a file that is there already is never written over.
     """
-    there = [name for name in _FILES if (folder / name).exists()]
-    if there:
-        raise ConfigError(f"{folder / there[0]} exists already; name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     templates = files("agentrl.cli") / "project"
-    for name in _FILES:
-        text = (templates / f"{name}.txt").read_text(encoding="utf-8")
-        (folder / name).write_text(text, encoding="utf-8")
+    texts = {name: (templates / f"{name}.txt").read_text(encoding="utf-8") for name in _FILES}
+    try:
+        there = [name for name in _FILES if (folder / name).exists()]
+        if there:
+            raise ConfigError(f"{folder / there[0]} exists already; name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} must be a folder that can be made and written: "
+            f"{error.strerror or error}; name another folder"
+        ) from error
     say(f"{folder}: {', '.join(_FILES)}")
     say(f"agentrl check {folder / 'config.yaml'}    # data, tools, environment and rewards")
     say(f"agentrl play {folder / 'config.yaml'}     # be the policy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import stat
+import select
 import sys
 from collections.abc import Sequence
 from itertools import islice
@@ -153,8 +153,8 @@ def play_command(config: Path, /, *overrides: str, task: str | None = None) -> i
 
     Each turn is a line: the assistant's text, or a call as JSON, {"name": "add", "arguments":
     {"a": 1}}. An empty line is the empty answer. At the end the rewards are shown. Ctrl-D or Ctrl-C
-    leaves the episode. It ends with 0 where the episode finished, 3 where your own code exited, and
-    otherwise 1.
+    leaves the episode. It ends with 0 where the episode finished, 3 where your own code exited, 130
+    where you left it, and otherwise 1.
 
     Parameters
     ----------
@@ -205,8 +205,8 @@ class _LineReader:
 
     async def _more(self) -> None:
         number = sys.stdin.fileno()
-        # A regular file can always be read, and an event loop cannot watch one.
-        if not stat.S_ISREG(os.fstat(number).st_mode):
+        # A regular file or /dev/null can always be read, and an event loop cannot watch one.
+        if not select.select([number], [], [], 0)[0]:
             loop = asyncio.get_running_loop()
             readable = asyncio.Event()
             loop.add_reader(number, readable.set)

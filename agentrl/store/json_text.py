@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.guards.parsing import nested_too_deeply, parse_json
+from agentrl.store.masking import SecretMask
 from agentrl.types import Blob, Image
 from agentrl.types.user_code.values import shown
 
@@ -104,7 +105,9 @@ def _default(value: Any) -> Any:
 
 
 def _marked(value: Any) -> dict[str, str]:
-    return {"$repr": f"{type(value).__name__}: {shown(value, _MAX_REPR)}"}
+    # Of a secret that the cut divides no mask would find what is left.
+    text = shown(value, _MAX_REPR, lambda value: SecretMask()(repr(value)))
+    return {"$repr": f"{type(value).__name__}: {text}"}
 
 
 def _storable(value: Any, depth: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -177,6 +178,15 @@ def test_a_task_of_a_stream_is_looked_for_among_its_first(play: Agentrl, project
     assert "--task must be the id of a task of data.train among the first 1000 of the stream" in err
 
 
+def test_an_input_that_is_always_at_its_end_leaves_the_episode(
+    project: Path, agentrl: Agentrl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        code, _, err = agentrl("play", project / "config.yaml")
+    assert (code, "the input has ended" in err) == (130, True)
+
+
 # --- init
 
 
@@ -188,6 +198,15 @@ def test_a_first_project_has_at_most_60_lines_and_writes_nothing_over(
     code, _, err = agentrl("init", project)
     assert code == 2
     assert "task.py exists already; name another folder" in err
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_first_project_needs_a_folder(agentrl: Agentrl, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = agentrl("init", tmp_path / folder)
+    assert code == 2
+    assert f"{folder} must be a folder that can be made and written: " in err
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.errors import MachineError
+from agentrl.run.lifetime import retries
 from agentrl.run.lifetime.retries import progress
 from agentrl.store import RunDirectory
 from tests.kit.waiting import DEADLINE_S, is_alive, until
@@ -205,3 +207,9 @@ def test_a_number_of_retries_that_is_none_is_refused(tmp_path: Path, number: str
     from agentrl.cli.main import run
 
     assert run(["train", str(tmp_path / "c.yaml"), "--retries", number]) == 2
+
+
+def test_a_machine_without_proc_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_PROC", tmp_path / "proc")
+    with pytest.raises(MachineError, match=r"--retries finds by /proc .* leave --retries out"):
+        retries.outlive(1, str(tmp_path), ["train"])

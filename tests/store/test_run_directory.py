@@ -7,6 +7,7 @@ import math
 import os
 import stat
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -281,6 +282,21 @@ def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789")
 
     assert SecretMask()("sk-0123456789") == "<masked:SOME_API_KEY>"
+
+
+@pytest.mark.parametrize("before", range(980, 990))
+def test_a_secret_that_a_cut_divides_is_masked_whole(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sk-0123456789")
+
+    class Held:
+        def __repr__(self) -> str:
+            return "." * before + "sk-0123456789" + "." * 99
+
+    with closing(EventLog(run)) as events:
+        events.log("odd", "a value", boundary="run", held=Held())
+    assert "sk-" not in run.events_path.read_text()
 
 
 @pytest.mark.parametrize("name", ["pipe", "link"])

@@ -38,6 +38,7 @@ _LIFELINE_S = 30.0
 """Of them a process takes five; Ray's own take longer where the machine is busy."""
 _LOOK_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_PROC = Path("/proc")
 
 
 def outlive(retries: int, run_dir: str, words: Sequence[str]) -> NoReturn:
@@ -48,7 +49,18 @@ def outlive(retries: int, run_dir: str, words: Sequence[str]) -> NoReturn:
         retries: the most.
         run_dir: of the run.
         words: the command line, without ``--retries``.
+
+    Raises:
+        MachineError: this machine has no proc(5).
     """
+    # the script below imports the standard library alone
+    from agentrl.errors import MachineError
+
+    if not _PROC.is_dir():
+        raise MachineError(
+            "--retries finds by /proc what a dead driver left, and this machine has none; leave "
+            "--retries out, and start the run again with --resume"
+        )
     # as this process was started, so that what it could import the driver can
     own = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     command = [sys.executable, *own, *words]
@@ -191,7 +203,7 @@ def _end_with(owner: int) -> None:
 
 def _bearing(marker: str) -> Iterator[int]:
     wanted = f"{RETRY}={marker}".encode()
-    for name in os.listdir("/proc"):
+    for name in os.listdir(_PROC):
         if name.isdigit() and wanted in _read(int(name), "environ").split(b"\0"):
             yield int(name)
 
@@ -199,7 +211,7 @@ def _bearing(marker: str) -> Iterator[int]:
 def _read(pid: int, name: str) -> bytes:
     """A file of proc(5); empty where the process has ended, or belongs to someone else."""
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
+        return (_PROC / f"{pid}" / name).read_bytes()
     except OSError:
         return b""
 

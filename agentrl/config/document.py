@@ -175,9 +175,22 @@ class _File:
         self.document = ConfigDocument()
         self.yaml = YAML(typ="safe", pure=True)
         self._name = name
+        # The nodes that are being read: an alias may lead back to one.
+        self._open: set[int] = set()
 
     def value(self, node: Node, key: Key) -> Any:
         """The plain value of a node, whose places and problems go into the document."""
+        if id(node) in self._open:
+            self.document.broken(
+                self._origin(node), f"{dotted(key)} must not stand within itself; write it out"
+            )
+            return None
+        self._open.add(id(node))
+        value = self._value(node, key)
+        self._open.remove(id(node))
+        return value
+
+    def _value(self, node: Node, key: Key) -> Any:
         document = self.document
         # a mapping's entries have their key's place already
         document.origins.setdefault(key, self._origin(node))
@@ -213,12 +226,24 @@ class _File:
         """
         tag = str(node.tag)
         if tag in _PLAIN:
-            return self.yaml.constructor.construct_object(node)
+            try:
+                return self.yaml.constructor.construct_object(node)
+            except (ValueError, KeyError):
+                self.document.broken(
+                    self._origin(node),
+                    f"{dotted(key)} cannot be read as a YAML {tag.removeprefix(_TAG)}, got "
+                    f"{_cut(str(node.value))!r}",
+                )
+                return None
         if not tag.startswith(_TAG):
             self.document.broken(
                 self._origin(node), f"{dotted(key)} must have no YAML tag, got {tag}"
             )
         return str(node.value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def dotted(key: Key) -> str:

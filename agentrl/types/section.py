@@ -323,11 +323,13 @@ def meant(section: type[Section], loc: Key, root: type[Section], at: Key) -> str
     in this.
     """
     name = str(loc[-1])
-    leaves = {str(known[-1]): known for known in _known_keys(root)}
+    same = [known for known in _known_keys(root) if str(known[-1]) == name]
     owner = _section_at(section, loc[:-1])
     own = [str(key[-1]) for key, _ in _fields(owner, ())] if owner else []
     near = nearest(name, own)
-    found = leaves.get(name) or ((*at, *loc[:-1], near) if near is not None else ())
+    own_key = (*at, *loc[:-1], near) if near is not None else ()
+    # The model's own settings are nearer the top than those of its critic.
+    found = min(same, key=len, default=own_key)
     return f"; did you mean {'.'.join(map(str, found))}?" if found else ""
 
 

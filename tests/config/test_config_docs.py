@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from agentrl.algorithms import ALGORITHMS
+from agentrl.config.document import parse_document
 from agentrl.config.foreign_keys import TRL, VERL
 from agentrl.config.load import load_config
+from agentrl.config.schema import RunConfig
+from agentrl.config.stage_merge import merge
 from agentrl.config.train_sections import CriticConfig
 from agentrl.errors import ConfigError
 from tests.config.settings_reference import settings_reference
@@ -149,3 +153,35 @@ def test_the_smallest_file_of_the_page_loads(tmp_path: Path) -> None:
         path = tmp_path / "config.yaml"
         path.write_text(block)
         assert load_config(path).resolved_stages()
+
+
+# What the text around the blocks of a page says.
+AROUND: dict[str, dict[str, Any]] = {
+    "cluster.md": {
+        "algorithm": {"name": "ppo", "kl_coef": 0.01},
+        "critic": {"stage": "model"},
+        "rollout": {"engine": "sglang", "sglang": {"tp_size": 2}},
+    },
+    "sglang.md": {"rollout": {"engine": "sglang"}},
+    "training.md": {"run": {"base_dir": str(DOCS.parent / "examples" / "safety")}},
+}
+BLOCKS = [
+    pytest.param(
+        page.name,
+        tree,
+        # Its role of a user's own imports torch.
+        marks=[pytest.mark.slow] if page.name == "training.md" else [],
+        id=f"{page.name}:{number}",
+    )
+    for page in sorted(DOCS.glob("*.md"))
+    for number, block in enumerate(
+        re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    )
+    if (tree := parse_document(block, page.name).tree).keys() <= RunConfig.model_fields.keys()
+]
+
+
+@pytest.mark.parametrize(("page", "tree"), BLOCKS)
+def test_a_block_of_sections_on_a_page_loads(page: str, tree: dict[str, Any]) -> None:
+    base = {"model": {"build": "model.py:build"}, "data": {"train": "task.py:tasks"}}
+    assert load_config(merge(AROUND.get(page, {}), {**base, **tree})).resolved_stages()

@@ -129,3 +129,14 @@ def test_an_empty_file_lacks_its_model_and_data(problems: Problems) -> None:
 def test_a_long_value_is_cut(problems: Problems) -> None:
     (line,) = problems(f"rollout: {{group_size: {'x' * 500}}}\n")
     assert len(line) < 200
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [("lr=1", "optim.lr"), ("rank=8", "model.lora.rank"), ("tp_size=2", "placement.tp_size")],
+)
+def test_a_key_of_several_sections_is_meant_for_the_most_usual(
+    problems: Problems, override: str, meant: str
+) -> None:
+    (told,) = problems("", [override])
+    assert told.endswith(f"; did you mean {meant}?")

@@ -68,3 +68,25 @@ def test_a_tag_is_refused(problems: Problems) -> None:
 def test_an_anchor_repeats_its_value(write: Callable[[str], Path]) -> None:
     config = load_config(write("optim: {name: muon, lr: &rate 0.5, muon_lr: *rate}\n"))
     assert config.optim.muon_lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("run: &x {notes: *x}", "3:6: run.notes must not stand within itself; write it out"),
+        ("env: {tools: &x [*x]}", "3:14: env.tools.0 must not stand within itself; write it out"),
+        ("run: {seed: !!int abc}", "3:13: run.seed cannot be read as a YAML int, got 'abc'"),
+        ("run: {seed: !!bool abc}", "3:13: run.seed cannot be read as a YAML bool, got 'abc'"),
+        (
+            f"run: {{seed: {'1' * 5000}}}",
+            f"3:13: run.seed cannot be read as a YAML int, got '{'1' * 77}...'",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_read_has_a_place(problems: Problems, text: str, told: str) -> None:
+    assert f"config.yaml:{told}" in problems(f"{text}\n")
+
+
+def test_an_override_that_cannot_be_read_is_named(problems: Problems) -> None:
+    (told,) = problems("", ["run.seed=!!int abc"])
+    assert told.startswith("command line: run.seed=!!int abc: the value of run.seed is not YAML")

@@ -46,14 +46,14 @@ def raised_at(error: BaseException) -> str:
     users: list[tuple[str, int]] = []
     while cause is not None:
         frames = [
-            (file, number)
+            (frame.f_code.co_filename, number)
             for frame, number in traceback.walk_tb(cause.__traceback__)
-            if not (file := frame.f_code.co_filename).startswith(_OWN)
         ]
-        users = [place for place in frames if not _installed(place[0])] or users
+        users = [place for place in frames if is_users(place[0])] or users
         cause = cause.__cause__ and _single(cause.__cause__)
     if not users and not isinstance(_root(error), AgentRLError):
-        users = [place for place in frames if not is_stdlib(place[0])]
+        raising = [place for place in frames if not is_stdlib(place[0])][-1:]
+        users = [place for place in raising if not place[0].startswith(_OWN)]
     return f"{users[-1][0]}:{users[-1][1]}" if users else ""
 
 

@@ -123,9 +123,10 @@ def _of_mappings(value: Any) -> bool:
 def _text(representer: BaseRepresenter, value: str) -> ScalarNode:
     # ruamel writes `? x` plain in a list, where it begins a key, and folds U+0085 into a space.
     quoted = value.startswith(("?", ":")) or not value.isprintable()
-    return representer.represent_scalar(  # type: ignore[no-any-return]
+    node: ScalarNode = representer.represent_scalar(
         "tag:yaml.org,2002:str", value, style='"' if quoted else None
     )
+    return node
 
 
 def _flow(value: Any) -> Any:

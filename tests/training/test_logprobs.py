@@ -173,9 +173,78 @@ def test_a_family_that_changes_logits_after_its_head_is_refused(tmp_path: Path) 
         load_policy(ModelSpec(str(tmp_path)))
 
 
+REFUSED = {
+    "cohere": "changes logits after its output layer",
+    "falcon": "could not be loaded as a causal model: 'segments'",
+    "gemma2": "lacks 'softcap'",
+    "gpt_oss": "lacks 's_aux'",
+    "gptj": "could not be loaded as a causal model: 'segments'",
+    "stablelm": "doesn't use transformers' attention interface",
+}
+"""Of the families that are known here."""
+
+
 def write_tiny(folder: Path, family: str, **settings: Any) -> str:
     make_model(family, **settings).module.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_familys_packed_samples_are_what_they_are_alone(tmp_path: Path, family: str) -> None:
+    path = write_tiny(tmp_path, family, **FAMILIES[family])
+    batch = make_batch()
+    batch = replace(batch, token_ids=batch.token_ids % FEWER)
+    if family in REFUSED:
+        with pytest.raises((ConfigError, DataError), match=REFUSED[family]):
+            packed_logprobs(path, batch)
+        return
+    alone = padded_logprobs(path, batch)
+    np.testing.assert_allclose(packed_logprobs(path, batch), alone, atol=1e-4)
+
+
+LEAKS = r"computes the samples of a packed row otherwise than each alone \(its layers mix tokens"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "told"),
+    [
+        ("lfm2", {"layer_types": ["full_attention", "conv"]}, LEAKS),
+        (
+            "minimax",
+            {
+                "layer_types": ["full_attention", "linear_attention"],
+                "num_local_experts": 2,
+                "num_experts_per_tok": 1,
+            },
+            LEAKS,
+        ),
+        # its mask hides nothing before it is trained
+        ("doge", {}, LEAKS),
+        ("phimoe", {"sliding_window": 8, "num_local_experts": 2}, LEAKS),
+        ("nemotron", {}, r"raises TypeError over a packed row \(.*'masks'"),
+    ],
+)
+def test_a_family_that_cannot_be_packed_is_refused_when_it_is_opened(
+    tmp_path: Path, family: str, settings: dict[str, Any], told: str
+) -> None:
+    path = write_tiny(tmp_path, family, **settings)
+    message = rf"^ActorSpec\.model_path='{path}': \w+ForCausalLM {told}.*; choose another family$"
+    with pytest.raises(ConfigError, match=message):
+        make_actor(path)
+
+
+@pytest.mark.parametrize("window", [None, 256])
+def test_a_window_that_no_sample_outgrows_and_noise_in_training_change_nothing(
+    tmp_path: Path, window: int | None
+) -> None:
+    """Its router draws experts, and multiplies what they read by noise, while it is trained."""
+    settings = {"num_local_experts": 4, "router_jitter_noise": 0.1, "input_jitter_noise": 0.1}
+    path = write_tiny(tmp_path, "phimoe", sliding_window=window, **settings)
+    batch = make_batch()
+    batch = replace(batch, token_ids=batch.token_ids % FEWER)
+    alone = padded_logprobs(path, batch)
+    np.testing.assert_allclose(packed_logprobs(path, batch), alone, atol=1e-4)
 
 
 def test_a_family_that_leaves_the_width_of_heads_open_has_its_quotient(tmp_path: Path) -> None:

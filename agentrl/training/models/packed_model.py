@@ -91,6 +91,9 @@ class ModelSpec:
         lora_seed: of the first factors of a new one.
         vision: whether the tower of a model that sees moves.
         run_folder: of the run, whose blobs are the images that batches name; None has none.
+        reads_policy: whether its tokens are those of a policy with the same tokenizer, whose
+            vocabulary may be padded further: an id that it has no row for has no text, and is read
+            as its last one.
     """
 
     setting: ClassVar[str] = "ActorSpec.model_path"
@@ -111,6 +114,7 @@ class ModelSpec:
     lora_seed: int = 0
     vision: VisionMode = "frozen"
     run_folder: str | None = None
+    reads_policy: bool = False
 
 
 class PackedModel(nn.Module):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,6 +119,8 @@ class Role:
             )
         if not self.replays_routing:
             batch = replace(batch, routed_experts=None)
+        if self.spec.reads_policy:
+            batch = replace(batch, token_ids=np.minimum(batch.token_ids, info.vocab_size - 1))
         shard = replace(shard, batch=batch)
         return PackedMicroBatches(
             shard,

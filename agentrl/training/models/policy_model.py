@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -261,10 +262,14 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU, *, exact: bool = Fa
     hf, weights, missing = open_pretrained(
         AutoModelForCausalLM, spec, "a causal model", device, exact=exact
     )
-    if missing:
+    # One whose embeddings are tied lacks no weight of a causal model.
+    config: Any = hf.config
+    others = [one for one in config.architectures or () if one.endswith("Classification")]
+    if missing or others:
+        what = f"is a {others[0]}" if others else f"lacks weights ({sorted(missing)[0]!r})"
         raise DataError(
-            f"{named} lacks weights of a causal model ({sorted(missing)[0]!r}); a reward model is "
-            "no policy to start from"
+            f"{named} must hold a causal model, and {what}; a reward model is no policy to start "
+            "from"
         )
     model = PolicyModel(hf, attention_of(hf), device)
     model.weights = weights

@@ -28,6 +28,7 @@ _DERIVED: Mapping[str, str] = {
     "EnginePlace.deterministic": "run.deterministic",
     "EnginePlace.model": "model.path",
     "PromptSampler.tasks": "data.train",
+    "ReferenceSpec.model_path": "reference.path",
     "RendererSpec.family": "model.renderer",
     "RendererSpec.model": "model.path",
     "RewardModelSpec.model_path": "reward.model.path",

@@ -441,15 +441,15 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
         earlier: those before it, also if they are skipped because ``model.path`` is given.
     """
     kinds = {one.name: one.learns_from for one in earlier}
+    skipped = [one.name for one in earlier if _is_skipped(one)]
+    policies = ["model", *(name for name, kind in kinds.items() if kind != "preferences")]
     if stage.learns_from != "preferences" and kinds.get(stage.starts_from) == "preferences":
-        policies = [name for name, kind in kinds.items() if kind != "preferences"]
         yield fault(
-            f"stages.{stage.name}.from must name a policy ({', '.join(['model', *policies])}), "
+            f"stages.{stage.name}.from must name a policy ({', '.join(policies)}), "
             f"since algorithm.name={stage.algorithm.name!r} trains one, got the reward model "
             f"{stage.starts_from!r}; name one",
             "starts_from",
         )
-    skipped = [one.name for one in earlier if _is_skipped(one)]
     if stage.model.lora.path is not None and stage.starts_from not in ("model", *skipped):
         yield fault(
             f"model.lora.path={stage.model.lora.path!r} is an adapter of model.path, and the stage "
@@ -459,10 +459,12 @@ def lineage_faults(stage: StageConfig, earlier: Sequence[StageConfig]) -> Iterat
         )
     starts = ["model", *(name for name in kinds if name not in skipped)]
     for key, other in stage.others.items():
-        if other.stage is not None and other.stage not in starts:
+        # a reward model can be a critic's start, and has no logprobs
+        own = [one for one in starts if key != "reference" or one in policies]
+        if other.stage is not None and other.stage not in own:
             yield fault(
                 f"{{key}} must name what the {key.rpartition('.')[2]} starts from "
-                f"({', '.join(starts)}), got {other.stage!r}; name one, or a folder by {key}.path",
+                f"({', '.join(own)}), got {other.stage!r}; name one, or a folder by {key}.path",
                 f"{key}.stage",
             )
     scorer = stage.reward.model.stage

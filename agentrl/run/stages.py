@@ -172,6 +172,7 @@ def _beside(
         given = {**_learner(recipe), "optim": optim, "total_steps": recipe.optimizer_steps()}
         # the setting is of the stage's model
         given["vision"] = "frozen"
+    given["reads_policy"] = folder is not None
     if "head_seed" in kind.__dataclass_fields__:
         given["head_seed"] = seed_for(stage.run.seed, f"{key.rpartition('.')[2]}_head")
     if folder is not None and not is_mixture(folder):

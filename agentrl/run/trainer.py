@@ -29,6 +29,7 @@ from agentrl.errors import (
 from agentrl.metrics import JsonlSink, PhaseTimer, Sinks, StepDisplay, format_duration
 from agentrl.rollouts import GroupRequest
 from agentrl.run.build import LiveObjects, rollout_evaluator
+from agentrl.run.context import check_contexts
 from agentrl.run.lifetime.interruption import DRIVER_LOG, Interruption
 from agentrl.run.lifetime.outlets import check_outlets, sink_openers, tracked_run
 from agentrl.run.lifetime.restarts import Restarts
@@ -297,6 +298,7 @@ class Trainer(Closing):
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory)}
             check_vocabularies(stages, models["model"])
+            check_contexts(stages, models["model"])
             processes = self._player.processes
             # Ray has taken SIGTERM for itself as it started.
             session.take_signals()

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from unittest.mock import patch
@@ -31,7 +31,7 @@ from agentrl.training.backends.fsdp2 import Fsdp2Backend
 from agentrl.training.backends.packed_backend import PackedBackend
 from agentrl.training.data.kernel_attention import Boundaries
 from agentrl.training.data.packing import Packed
-from agentrl.training.models import mixture
+from agentrl.training.models import mixture, packed_model
 from agentrl.training.models.lora import Lora
 from agentrl.training.models.mixture import Mixture
 from agentrl.training.models.peft_folder import AdapterRecord
@@ -279,12 +279,13 @@ def on_paper(
             for one in fields(packed)
             if isinstance(getattr(packed, one.name), Tensor)
         }
+        given: AbstractContextManager[object] = nullcontext()
         if attention == "varlen":
             ends = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
             boundaries = Boundaries(fake.from_tensor(ends), max(lengths))
             arguments = {"boundaries": boundaries}
-            backend.model._attention_arguments = lambda *_: arguments  # type: ignore[method-assign]
-        with fake, _even_loads():
+            given = patch.object(packed_model, "attention_arguments", lambda *_: arguments)
+        with fake, _even_loads(), given:
             return count_step(backend, replace(packed, columns={}, **tensors), OptimSpec())
 
 

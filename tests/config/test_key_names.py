@@ -22,6 +22,7 @@ from agentrl.sandbox import DockerSettings, Limits, SandboxSpec
         ("GRPOSettings.clip_low", "algorithm.clip_low"),
         ("RolloutCorrection.cap", "algorithm.rollout_correction.cap"),
         ("RendererSpec.family", "model.renderer"),
+        ("ReferenceSpec.model_path", "reference.path"),
     ],
 )
 def test_a_field_has_its_key(field: str, key: str) -> None:

@@ -50,6 +50,14 @@ def test_three_entries_load(write: Write) -> None:
             "reward.model.stage and reward.model.path exclude each other",
         ),
         (stages(model="stag: rm"), "unknown key stages.rl.reward.model.stag; did you mean"),
+        (
+            stages().replace(
+                "from: sft, steps: 1, reward",
+                "from: sft, steps: 1, "
+                "algorithm: {name: grpo, kl_coef: 0.1}, reference: {stage: rm}, reward",
+            ),
+            "reference.stage must name what the reference starts from (model, sft), got 'rm'",
+        ),
         (stages(model="stage: rm, weight: much"), "weight must be a number, got 'much'"),
         (stages(rm=", when: built"), "'rm' is skipped, since it is `when: built`"),
         (

@@ -72,6 +72,11 @@ def test_the_rates_of_policy_and_critic_end_with_their_own_steps(tmp_path: Path)
     specs = role_specs(recipe)
     # 2 passes over 3 mini-batches, in 3 steps of the policy and 4 of the critic
     assert {name: spec.total_steps for name, spec in specs.items()} == {"actor": 18, "critic": 24}
+    # a critic of another folder may have a smaller vocabulary
+    assert {name: spec.reads_policy for name, spec in specs.items()} == {
+        "actor": False,
+        "critic": True,
+    }
 
 
 def test_steps_that_are_asked_for_in_python_go_beyond_the_warm_up(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Models beside the policy that have another vocabulary are refused before the first stage."""
+"""Models beside the policy that have another vocabulary, and models with fewer positions than a
+stage's sequences, are refused before the first stage."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
+from agentrl.run.context import check_contexts
 from agentrl.run.trainer import Trainer
 from agentrl.run.vocabulary import check_vocabulary
 from agentrl.training.models.tiny import build_tiny_model
@@ -88,3 +90,30 @@ def test_a_model_that_embeds_fewer_tokens_is_named(folders: Path, tmp_path: Path
         DataError, match=r"whose largest id is \d+, got 200 embeddings; name a model that was"
     ):
         check_vocabulary(folders / "policy", small, "critic.path")
+
+
+@pytest.mark.parametrize(
+    ("setting", "overrides", "longest"),
+    [
+        ("model.path", ["rollout.context_tokens=2049"], 2048),
+        (
+            "critic.path",
+            ["stages.1.algorithm.name=ppo", "stages.1.critic.path=short"],
+            100,
+        ),
+    ],
+)
+def test_sequences_beyond_a_models_positions_are_refused_before_the_first_stage(
+    folders: Path, setting: str, overrides: list[str], longest: int
+) -> None:
+    short = folders / "short"
+    short.mkdir(exist_ok=True)
+    config = json.loads((folders / "policy" / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100}))
+    stages = load_config(folders / "config.yaml", overrides).resolved_stages()
+    told = rf"^rollout\.context_tokens must be at most {longest}, for which {setting}='.*; lower it"
+    with pytest.raises(ConfigError, match=told):
+        check_contexts(stages, folders / "policy")
+    # what imitates cuts its demonstrations, and the trainer refuses what is longer
+    check_contexts(stages[:1], short)
+    check_contexts(load_config(folders / "config.yaml").resolved_stages(), folders / "policy")

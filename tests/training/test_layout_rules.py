@@ -16,7 +16,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
-    Qwen3NextConfig,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -152,12 +151,6 @@ def test_heads_that_sp_does_not_divide_are_refused() -> None:
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_sequence_parallel(Qwen3Config(**SHAPE), 2, 4, NAMED)
-
-
-def test_layers_that_mix_tokens_without_attention_are_not_cut() -> None:
-    config = Qwen3NextConfig(num_attention_heads=4, layer_types=["linear_attention"] * 48)
-    with pytest.raises(ConfigError, match="has layers of the kind 'linear_attention'"):
-        check_sequence_parallel(config, 1, 2, NAMED)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from agentrl.training.data.partition import partition
 from agentrl.training.models import policy_model
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.types import Batch
+from tests.engines.test_any_decoder import FAMILIES
+from tests.engines.tiny import VOCAB as FEWER
+from tests.engines.tiny import make_model
 from tests.tiny_models import SLIDING
 from tests.training.harness import VOCAB, layout, make_actor, make_batch, write_model
 from tests.whole_models import load_policy
@@ -167,3 +171,123 @@ def test_a_family_that_changes_logits_after_its_head_is_refused(tmp_path: Path) 
     GraniteForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="changes logits after its output layer"):
         load_policy(ModelSpec(str(tmp_path)))
+
+
+REFUSED = {
+    "cohere": "changes logits after its output layer",
+    "falcon": "could not be loaded as a causal model: 'segments'",
+    "gemma2": "lacks 'softcap'",
+    "gpt_oss": "lacks 's_aux'",
+    "gptj": "could not be loaded as a causal model: 'segments'",
+    "stablelm": "doesn't use transformers' attention interface",
+}
+"""Of the families that are known here."""
+
+
+def write_tiny(folder: Path, family: str, **settings: Any) -> str:
+    make_model(family, **settings).module.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_familys_packed_samples_are_what_they_are_alone(tmp_path: Path, family: str) -> None:
+    path = write_tiny(tmp_path, family, **FAMILIES[family])
+    batch = make_batch()
+    batch = replace(batch, token_ids=batch.token_ids % FEWER)
+    if family in REFUSED:
+        with pytest.raises((ConfigError, DataError), match=REFUSED[family]):
+            packed_logprobs(path, batch)
+        return
+    alone = padded_logprobs(path, batch)
+    np.testing.assert_allclose(packed_logprobs(path, batch), alone, atol=1e-4)
+
+
+LEAKS = r"computes the samples of a packed row otherwise than each alone \(its layers mix tokens"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "told"),
+    [
+        ("lfm2", {"layer_types": ["full_attention", "conv"]}, LEAKS),
+        (
+            "minimax",
+            {
+                "layer_types": ["full_attention", "linear_attention"],
+                "num_local_experts": 2,
+                "num_experts_per_tok": 1,
+            },
+            LEAKS,
+        ),
+        # its mask hides nothing before it is trained
+        ("doge", {}, LEAKS),
+        ("phimoe", {"sliding_window": 8, "num_local_experts": 2}, LEAKS),
+        ("nemotron", {}, r"raises TypeError over a packed row \(.*'masks'"),
+    ],
+)
+def test_a_family_that_cannot_be_packed_is_refused_when_it_is_opened(
+    tmp_path: Path, family: str, settings: dict[str, Any], told: str
+) -> None:
+    path = write_tiny(tmp_path, family, **settings)
+    message = rf"^ActorSpec\.model_path='{path}': \w+ForCausalLM {told}.*; choose another family$"
+    with pytest.raises(ConfigError, match=message):
+        make_actor(path)
+
+
+@pytest.mark.parametrize("window", [None, 256])
+def test_a_window_that_no_sample_outgrows_and_noise_in_training_change_nothing(
+    tmp_path: Path, window: int | None
+) -> None:
+    """Its router draws experts, and multiplies what they read by noise, while it is trained."""
+    settings = {"num_local_experts": 4, "router_jitter_noise": 0.1, "input_jitter_noise": 0.1}
+    path = write_tiny(tmp_path, "phimoe", sliding_window=window, **settings)
+    batch = make_batch()
+    batch = replace(batch, token_ids=batch.token_ids % FEWER)
+    alone = padded_logprobs(path, batch)
+    np.testing.assert_allclose(packed_logprobs(path, batch), alone, atol=1e-4)
+
+
+def test_a_family_that_leaves_the_width_of_heads_open_has_its_quotient(tmp_path: Path) -> None:
+    settings = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    facts = [
+        make_actor(write_tiny(tmp_path / str(width), "mixtral", **settings, head_dim=width)).facts()
+        for width in (None, 8)
+    ]
+    assert '"head_dim": null' in (tmp_path / "None" / "config.json").read_text()
+    assert facts[0] == facts[1]
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_type": "dynamic", "factor": 2.0},
+    "phi3": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4},
+}
+BEGINS = {"original_max_position_embeddings": 24}
+
+
+@pytest.mark.parametrize("family", ROPES)
+def test_a_sample_that_would_change_the_positions_of_its_neighbours_is_refused(
+    tmp_path: Path, family: str
+) -> None:
+    rope = {"rope_theta": 1e4, **BEGINS, **ROPES[family]}
+    path = write_tiny(tmp_path, family, rope_parameters=rope, pad_token_id=0, **BEGINS)
+    batch = make_batch((13, 24, 9, 21))
+    batch = replace(batch, token_ids=batch.token_ids % FEWER)
+    alone = padded_logprobs(path, batch)
+    np.testing.assert_allclose(packed_logprobs(path, batch), alone, atol=1e-4)
+    longer = make_batch((13, 25, 9, 21))
+    longer = replace(longer, token_ids=longer.token_ids % FEWER)
+    told = (
+        r"ActorSpec\.model_path=.* reads at most 24 tokens .* got a sample of 25; lower "
+        r"RolloutConfig\.context_tokens or leave the sample out"
+    )
+    with pytest.raises(DataError, match=told):
+        packed_logprobs(path, longer)
+
+
+def test_a_sample_beyond_a_table_of_positions_is_refused(tmp_path: Path) -> None:
+    path = write_tiny(
+        tmp_path, "gpt2", **FAMILIES["gpt2"] | {"max_position_embeddings": 29, "n_positions": None}
+    )
+    batch = make_batch()
+    with pytest.raises(DataError, match=r"reads at most 29 tokens .* got a sample of 30"):
+        packed_logprobs(path, replace(batch, token_ids=batch.token_ids % FEWER))

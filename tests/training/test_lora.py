@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from agentrl.algorithms import make_algorithm
 from agentrl.cli.main import run as run_command_line
@@ -340,6 +340,17 @@ def test_an_adapter_that_a_model_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         lora_actor(model_path, LoraSpec(**lora))
+
+
+def test_a_family_without_linear_layers_has_no_adapter(tmp_path: Path) -> None:
+    sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path)
+    told = (
+        r"LoraSpec\.targets are by default the linear layers of the blocks, and GPT2LMHeadModel "
+        "has none; leave LoraSpec out"
+    )
+    with pytest.raises(ConfigError, match=told):
+        lora_actor(tmp_path, LoraSpec(rank=2))
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from agentrl.training import DistSpec, Reference, ReferenceSpec, shards, union
+from agentrl.training import DistSpec, Reference, ReferenceSpec, join, shards, union
 from agentrl.training.data.partition import partition
 from agentrl.types import Batch
-from tests.training.harness import layout, make_actor, make_batch, prepared, update
+from tests.tiny_models import write_qwen3
+from tests.training.harness import VOCAB, layout, make_actor, make_batch, prepared, update
 
 
-def with_reference(path: str, batch: Batch) -> Batch:
-    reference = Reference(ReferenceSpec(path), DistSpec())
+def logprobs_of(reference: Reference, batch: Batch) -> np.ndarray:
     (shard,) = shards(
         batch, union(partition(batch.lengths, batch.trajectory, seed=0, layout=layout(1, 1000)))
     )
@@ -23,7 +24,12 @@ def with_reference(path: str, batch: Batch) -> Batch:
     )
     column = np.zeros(batch.num_tokens, np.float32)
     column[order] = reference.logprobs(shard)["ref_logprobs"]
-    return batch.join({"ref_logprobs": column})
+    return column
+
+
+def with_reference(path: str, batch: Batch) -> Batch:
+    reference = Reference(ReferenceSpec(path), DistSpec())
+    return batch.join({"ref_logprobs": logprobs_of(reference, batch)})
 
 
 def test_the_reference_is_the_actor_before_its_first_step(model_path: str) -> None:
@@ -66,3 +72,19 @@ def test_an_update_without_the_reference_it_needs_says_so(model_path: str) -> No
     actor = make_actor(model_path, settings={"kl_coef": 0.1})
     with pytest.raises(ValueError, match=r"batch\.ref_logprobs is missing"):
         update(actor, prepared(actor, make_batch()))
+
+
+def test_an_id_that_a_smaller_model_has_no_row_for_is_read_as_its_last(tmp_path: Path) -> None:
+    smaller = str(write_qwen3(tmp_path, vocab_size=VOCAB - 20))
+    batch = make_batch()
+    assert np.count_nonzero(batch.token_ids >= VOCAB - 20) > 5
+    known = replace(batch, token_ids=np.minimum(batch.token_ids, VOCAB - 21))
+    join(DistSpec())
+    found, expected = (
+        logprobs_of(Reference(ReferenceSpec(smaller, reads_policy=reads), DistSpec()), one)
+        for reads, one in ((True, batch), (False, known))
+    )
+    np.testing.assert_array_equal(found, expected)
+    # one that nobody says is padding is a mistake
+    with pytest.raises(IndexError):
+        logprobs_of(Reference(ReferenceSpec(smaller), DistSpec()), batch)

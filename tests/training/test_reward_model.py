@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
@@ -23,6 +24,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training import (
     DistSpec,
     OptimSpec,
+    ReferenceSpec,
     RewardLearner,
     RewardLearnerSpec,
     RewardModel,
@@ -234,12 +236,25 @@ def test_a_causal_model_is_no_reward_model(model_path: str) -> None:
         load_score_model(RewardModelSpec(model_path))
 
 
-def test_a_reward_model_is_no_policy(model_path: str, tmp_path: Path) -> None:
-    untied = write_model(tmp_path / "untied", tie_word_embeddings=False)
-    role = learner(str(untied))
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_reward_model_is_no_policy(tmp_path: Path, tied: bool) -> None:
+    role = learner(str(write_model(tmp_path / "start", tie_word_embeddings=tied)))
     role.export(tmp_path / "rm")
-    with pytest.raises(DataError, match="a reward model is no policy to start from"):
-        load_policy(ModelSpec(str(tmp_path / "rm")))
+    message = (
+        r"^ReferenceSpec\.model_path=.* must hold a causal model, and is a "
+        "Qwen3ForSequenceClassification; a reward model is no policy to start from"
+    )
+    with pytest.raises(DataError, match=message):
+        load_policy(ReferenceSpec(str(tmp_path / "rm")))
+
+
+def test_a_folder_without_an_output_layer_is_no_policy(tmp_path: Path) -> None:
+    write_model(tmp_path, tie_word_embeddings=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"and lacks weights \('lm_head\.weight'\)"):
+        load_policy(ModelSpec(str(tmp_path)))
 
 
 def test_a_policys_algorithm_trains_no_reward_model(model_path: str) -> None:

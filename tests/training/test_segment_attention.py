@@ -4,11 +4,22 @@ row's tokens.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
 
-from agentrl.training.data.attention import QUERIES, Masks, segment_attention
+from agentrl.training.data.attention import (
+    QUERIES,
+    Masks,
+    reference_attention,
+    segment_attention,
+)
 from agentrl.training.data.prefix_tree import ROOT, Span
 
 SPANS = (
@@ -33,8 +44,11 @@ def alone(query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tens
     return found
 
 
+@pytest.mark.parametrize("attend", [segment_attention, reference_attention])
 @pytest.mark.parametrize("window", [None, 300, 5])
-def test_every_sample_has_its_own_attention_and_gradient(window: int | None) -> None:
+def test_every_sample_has_its_own_attention_and_gradient(
+    window: int | None, attend: Callable[..., Any]
+) -> None:
     total = sum(span.size for span in SPANS)
     starts = [sum(span.size for span in SPANS[:index]) for index in range(len(SPANS))]
     torch.manual_seed(0)
@@ -43,7 +57,7 @@ def test_every_sample_has_its_own_attention_and_gradient(window: int | None) -> 
         for heads in (HEADS, KEY_HEADS, KEY_HEADS)
     ]
     queries, keys, values = packed
-    found, _ = segment_attention(
+    found, _ = attend(
         nn.Identity(),
         queries,
         keys,
@@ -86,3 +100,25 @@ def test_the_masks_of_32768_tokens_take_little_memory(window: int | None) -> Non
     }
     assert sum(made.values()) == 4 * QUERIES * (28_672 + QUERIES)  # 57 MiB; it was 1.3 GiB
     assert sum(block.size for block in blocks) == 32_768
+
+
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        (modeling_gemma2, {"softcap": 2.0}),
+        (modeling_gpt_oss, {"s_aux": torch.tensor([-1.0, 0.0, 1.0, 2.0])}),
+    ],
+)
+def test_the_reference_caps_scores_and_has_sinks_as_their_families_do(
+    family: Any, own: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, heads, 7, WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
+    module: Any = SimpleNamespace(
+        num_key_value_groups=HEADS // KEY_HEADS, training=False, sinks=own.get("s_aux")
+    )
+    mask = torch.full((7, 7), -torch.inf).triu(1)[None, None]
+    expected, _ = family.eager_attention_forward(module, *tensors, mask, scaling=0.4, **own)
+    masks = Masks([Span(ROOT, 0, 7)])
+    found, _ = reference_attention(module, *tensors, None, masks=masks, scaling=0.4, **own)
+    torch.testing.assert_close(found, expected)

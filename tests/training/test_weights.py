@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from agentrl.algorithms import make_algorithm
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.errors import TrainingError
-from agentrl.training import Actor
+from agentrl.training import Actor, ActorSpec, DistSpec
 from agentrl.types import SegmentKind
 from tests.training.harness import make_actor, make_batch, prepared, update
 
@@ -60,3 +65,30 @@ def test_gathered_weights_are_refused_by_name(model_path: str, tmp_path: Path, e
     actor.backend.model.unshard()  # type: ignore[operator]
     with pytest.raises(TrainingError, match=r"model\.embed_tokens\.weight is gathered"):
         ENDS[end](actor, tmp_path / "folder")
+
+
+class Gathers(TorchDispatchMode):
+    """Counts the bytes that this rank sends to others as it gathers whole tensors."""
+
+    sent = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if "all_gather" in str(func):
+            self.sent += args[0].numel() * args[0].element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_are_cast_before_they_are_gathered(model_path: str) -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    place = DistSpec(rank=0, world_size=2)
+    actor = Actor(ActorSpec(model_path, make_algorithm("sft")), place)
+    sent = {}
+    for dtype in ("float32", "bfloat16"):
+        with Gathers() as gathers:
+            whole = [tensor.nbytes for _, tensor in actor.weights(dtype)]
+        # a half of each tensor
+        assert gathers.sent == sum(whole) // 2
+        sent[dtype] = gathers.sent
+    assert sent["float32"] == 2 * sent["bfloat16"] > 0

@@ -117,7 +117,8 @@ class ModelInfo:
         num_parameters: in all, tied ones once.
         vocab_size: of the output layer, padding included.
         length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
-        max_tokens: longest sequence that it has positions for; None where it sets no bound.
+        max_tokens: longest sequence that it has positions for, and longer ones are refused; None
+            where it sets no bound.
         shares_prefixes: whether it computes the common beginning of a micro-batch's samples once.
         routing: of a mixture whose tokens go through the experts that they are given
             (``Packed.experts``).

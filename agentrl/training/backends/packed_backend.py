@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.engines.torch.model.families import MIXTURES, computed
+from agentrl.engines.torch.model.families import MIXTURES, computed, head_width, max_positions
 from agentrl.engines.weights import read_config
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import (
@@ -353,17 +353,14 @@ def info_of(model: PackedModel) -> ModelInfo:
     if model.tower is not None:
         num_active -= sum(parameter.numel() for parameter in model.tower.module.parameters())
     # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
-    width = config.num_attention_heads * getattr(
-        config, "head_dim", config.hidden_size // config.num_attention_heads
-    )
+    width = config.num_attention_heads * head_width(config)
     scale = num_active / (config.num_hidden_layers * width)
-    longest = getattr(config, "max_position_embeddings", None)
     own = model.routing
     return ModelInfo(
         num_parameters,
         int(config.vocab_size),
         float(scale),
-        longest,
+        max_positions(config),
         model.shares_prefixes,
         None if own is None else RoutingShape(own.num_layers, own.num_experts, own.top_k),
         num_active,

@@ -30,6 +30,9 @@ SEGMENTS = "segments"
 FIXED = "fixed_segments"
 """Segments in fixed shapes, which a deterministic run takes: the engine's own arithmetic."""
 
+REFERENCE = "reference_segments"
+"""Segments by their definition, which stand on a CPU for any kernel of a GPU."""
+
 BY_SPAN = frozenset({SEGMENTS, FIXED})
 """Attentions by one call a span, for a CPU."""
 
@@ -213,6 +216,44 @@ def _attend_spans(
     return torch.cat(outputs, 1)
 
 
+def reference_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    masks: Masks,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """See ``segment_attention``.
+
+    Args:
+        softcap: the bound of a family that caps its scores: c · tanh(score / c).
+        s_aux: ``[H]`` scores of sinks, which take a share of each token's attention.
+    """
+    outputs: list[Tensor] = []
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    for span, q, k, v in _paths(masks.spans, query, key, value):
+        k, v = (one.repeat_interleave(q.shape[1] // one.shape[1], 1) for one in (k, v))
+        scores = q @ k.transpose(2, 3) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        distance = span.first + torch.arange(span.size)[:, None] - torch.arange(k.shape[2])
+        hidden = distance < 0
+        if sliding_window is not None:
+            hidden |= distance >= sliding_window
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if s_aux is not None:
+            scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(1, -1, span.size, 1)], 3)
+        outputs.append(scores.softmax(-1)[..., : k.shape[2]] @ v)
+    return torch.cat(outputs, 2).transpose(1, 2), None
+
+
 def refuse_extras(attention: str, extras: Mapping[str, Any], *passed: str) -> None:
     """Refuses arguments of a family's attention that change its result and that a function lacks.
 
@@ -235,3 +276,4 @@ def refuse_extras(attention: str, extras: Mapping[str, Any], *passed: str) -> No
 
 AttentionInterface.register(SEGMENTS, segment_attention)
 AttentionInterface.register(FIXED, fixed_segments)
+AttentionInterface.register(REFERENCE, reference_attention)

@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentrl.errors import ConfigError
-from agentrl.training.data.attention import BY_SPAN, SEGMENTS, Masks, refuse_extras
+from agentrl.training.data.attention import BY_SPAN, REFERENCE, SEGMENTS, Masks, refuse_extras
 from agentrl.training.data.block_mask import BlockMasks
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.data.transfer import to_device
@@ -129,7 +129,7 @@ def attention_arguments(
 
     For our own it is one object, into which compiled layers don't look.
     """
-    if attention in BY_SPAN:
+    if attention in BY_SPAN or attention == REFERENCE:
         return {"masks": Masks(spans)}
     shares = any(span.parent != ROOT for span in spans)
     if attention == "flex" or (attention == BY_ROW and shares):

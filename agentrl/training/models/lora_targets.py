@@ -131,11 +131,20 @@ def _chosen(
     """The names of layers that ``targets`` chooses, in the model's order.
 
     Raises:
-        ConfigError: a target is no layer's name.
+        ConfigError: a target is no layer's name, or there is none.
     """
     if not spec.targets:
         within = {module for block in model.blocks() for module in block.modules()}
-        return [name for name, layer in layers.items() if layer in within]
+        chosen = [name for name, layer in layers.items() if layer in within]
+        if chosen:
+            return chosen
+        others = [*layers, *stacks]
+        remedy = f"name some of {', '.join(others)}, or leave" if others else "leave"
+        raise spec.broken(
+            "targets",
+            f" are by default the linear layers of the blocks, and {type(model.hf).__name__} has "
+            f"none; {remedy} LoraSpec out",
+        )
     for target in spec.targets:
         if not any(is_target(name, [target]) for name in (*layers, *stacks)):
             known = dict.fromkeys(name.rpartition(".")[2] for name in (*layers, *stacks))

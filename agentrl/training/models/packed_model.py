@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -33,7 +32,7 @@ from agentrl.training.data.kernel_attention import (
     choose_attention,
 )
 from agentrl.training.data.packing import counted
-from agentrl.training.data.prefix_tree import ROOT, Span
+from agentrl.training.data.prefix_tree import Span
 from agentrl.training.models.computed_buffers import check_buffers, compute_buffers
 from agentrl.training.models.folder_weights import FolderWeights, names_of, weight_files
 from agentrl.training.models.lora import Lora
@@ -56,12 +55,6 @@ logger = logging.getLogger(__name__)
 I64 = npt.NDArray[np.int64]
 
 CPU = torch.device("cpu")
-
-EAGER = "eager"
-"""A family's own attention, for one unpacked sample."""
-
-_TWIN_SIZE = 64
-"""Tokens and MLP width of a small twin."""
 
 Offload = Literal["none", "optimizer", "all"]
 """What waits in the host's memory while no method needs it."""
@@ -98,6 +91,9 @@ class ModelSpec:
         lora_seed: of the first factors of a new one.
         vision: whether the tower of a model that sees moves.
         run_folder: of the run, whose blobs are the images that batches name; None has none.
+        reads_policy: whether its tokens are those of a policy with the same tokenizer, whose
+            vocabulary may be padded further: an id that it has no row for has no text, and is read
+            as its last one.
     """
 
     setting: ClassVar[str] = "ActorSpec.model_path"
@@ -118,6 +114,7 @@ class ModelSpec:
     lora_seed: int = 0
     vision: VisionMode = "frozen"
     run_folder: str | None = None
+    reads_policy: bool = False
 
 
 class PackedModel(nn.Module):
@@ -207,8 +204,7 @@ class PackedModel(nn.Module):
     @property
     def trunk(self) -> Any:
         """What reads tokens: embedding, layers and the last norm."""
-        base: Any = self.hf.base_model
-        return getattr(base, "language_model", base)
+        return trunk_of(self.hf)
 
     @property
     def positions_of(self) -> Callable[[int, Media], I64]:
@@ -287,7 +283,7 @@ class PackedModel(nn.Module):
                 model with ``routing`` alone.
             media: the row's images; of a model with a ``tower`` alone.
         """
-        arguments = self._attention_arguments(spans, token_ids.device)
+        arguments = attention_arguments(self.attention, spans, token_ids.device)
         if self.routing is not None:
             self.routing.begin(experts)
         # On a CPU both are the host's, so that nothing waits for a copy.
@@ -310,42 +306,6 @@ class PackedModel(nn.Module):
         hidden: Tensor = output.last_hidden_state[0]
         return hidden.index_select(0, rows)
 
-    @torch.no_grad()
-    def computes_as(self, auto: Any, rows: Tensor, own: Callable[[Tensor], Tensor]) -> bool:
-        """Whether trunk and head give what the family itself computes; a random small twin on the
-        CPU tells, so that no weights are needed.
-
-        Args:
-            auto: the transformers class.
-            rows: ``[R]`` int64, the positions of four to compare.
-            own: selects ``[R, ...]`` answers from the ``logits`` of the family's own output.
-        """
-        # what is compared lies outside of attention, and a family that caps scores has no segments
-        attention = self.attention if self.attention in BY_SPAN else EAGER
-        family: Any = small_twin(auto, self.config, attention)
-        twin = type(self)(deepcopy(family), attention, CPU)
-        # large answers, which a family that caps them would change
-        weight = twin.head.weight
-        assert isinstance(weight, nn.Parameter), "an output layer has one"
-        deviation = 30.0 / weight.shape[-1] ** 0.5
-        nn.init.normal_(weight, 0.0, deviation, torch.Generator().manual_seed(1))
-        # the twin's mixtures are ours, with the names of the family's
-        family.load_state_dict(twin.hf.state_dict())
-        ids, spans = torch.arange(4), [Span(ROOT, 0, 4)]
-        answer = family(
-            input_ids=ids[None],
-            position_ids=ids[None],
-            use_cache=False,
-            **twin._attention_arguments(spans, CPU),
-        ).logits
-        found = twin.head(twin.hidden(ids, ids[None], spans, rows))
-        return torch.allclose(own(answer), found, rtol=1e-4, atol=1e-4, equal_nan=True)
-
-    def _attention_arguments(self, spans: Sequence[Span], device: torch.device) -> dict[str, Any]:
-        if self.attention == EAGER:
-            return {}
-        return attention_arguments(self.attention, spans, device)
-
 
 def open_pretrained(
     auto: Any,
@@ -356,8 +316,8 @@ def open_pretrained(
     exact: bool = False,
     **config_values: object,
 ) -> tuple[nn.Module, FolderWeights | None, frozenset[str]]:
-    """Builds the model of a Hugging Face folder on ``meta``, in at least float32 and without
-    dropout, for packed rows.
+    """Builds the model of a Hugging Face folder on ``meta``, in at least float32, for packed rows;
+    nothing in it is drawn.
 
     Weights that are no safetensors are read whole instead, by every process and with a warning.
 
@@ -386,9 +346,6 @@ def open_pretrained(
     auto, kinds = class_and_attention(auto, folder, attention, spec.vision, named)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
-        # Dropout would part logprobs from the sampler's, and a recomputed layer from itself.
-        for own in (config, *(getattr(config, name) for name in config.sub_configs)):
-            _drop_nothing(own)
         with torch.device("meta"):
             hf: Any = auto.from_config(config, dtype=_kept_dtype(spec), attn_implementation=kinds)
         weights: FolderWeights | None = None
@@ -409,8 +366,9 @@ def open_pretrained(
             f"interface, which packed rows need; choose another family"
         )
     _adapt_layers(hf, device, exact=exact)
-    # Nothing is switched by it: there is no dropout.
-    hf.train()
+    # What is drawn in training, such as dropout or a router's noise, would part logprobs from the
+    # sampler's, and a recomputed layer from itself.
+    hf.eval()
     return hf, weights, missing
 
 
@@ -429,15 +387,15 @@ def check_layout(model_path: str, named: str, tp: int, sp: int, ep: int) -> None
     check_sequence_parallel(config, tp, sp, named)
 
 
+def trunk_of(hf: Any) -> Any:
+    """What of a transformers model reads tokens: embedding, layers and the last norm."""
+    base = hf.base_model
+    return getattr(base, "language_model", base)
+
+
 def attention_of(hf: Any) -> str:
     """The name of the attention function that a loaded model calls."""
     return str(hf.config._attn_implementation)
-
-
-def _drop_nothing(config: Any) -> None:
-    for name in vars(config):
-        if name.endswith(("dropout", "_pdrop")):
-            setattr(config, name, 0.0)
 
 
 def _adapt_layers(hf: nn.Module, device: torch.device, *, exact: bool) -> None:
@@ -476,28 +434,3 @@ def _read_whole(
         extra={"event": "model_read_whole", "family": type(hf).__name__},
     )
     return hf, frozenset(found["missing_keys"])
-
-
-def small_twin(auto: Any, config: Any, attention: str) -> nn.Module:
-    """A random model of the same family and widths, with one layer, few tokens, a narrow MLP."""
-    small = deepcopy(config)
-    text = small.get_text_config()
-    text.num_hidden_layers = 1
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:1]
-    text.vocab_size = min(int(text.vocab_size), _TWIN_SIZE)
-    for name, value in list(vars(text).items()):
-        if name.endswith("intermediate_size") and isinstance(value, int):
-            setattr(text, name, min(value, _TWIN_SIZE))
-        # A padding token beyond the few entries would fail the embedding's own check.
-        if name.endswith("_token_id"):
-            setattr(text, name, None)
-    if "vision_config" in small.sub_configs:
-        tower = small.vision_config
-        levels = getattr(tower, "deepstack_visual_indexes", ())
-        tower.depth, tower.deepstack_visual_indexes = 1, [0][: len(levels)]
-    # The twin takes no random number of the process.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        hf: nn.Module = auto.from_config(small, dtype=torch.float32, attn_implementation=attention)
-    return hf

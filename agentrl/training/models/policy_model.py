@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,16 +24,15 @@ from agentrl.training.data.packing import Packed
 from agentrl.training.models.chunked_head import ChunkedHead
 from agentrl.training.models.packed_model import (
     CPU,
-    EAGER,
     I64,
     ModelSpec,
     PackedModel,
     at_least_float32,
     attention_of,
     open_pretrained,
-    small_twin,
 )
 from agentrl.training.models.trunk import COMPILER
+from agentrl.training.models.twin import check_twin, small_twin
 from agentrl.training.parallel.collectives import gather_parts
 from agentrl.training.parallel.process_group import ExpertMesh, RankMesh
 from agentrl.training.parallel.tensor_parallel import VocabularyShard
@@ -245,8 +245,9 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU, *, exact: bool = Fa
     """Builds the causal model of a Hugging Face folder; ``PackedModel.fill`` reads its weights. See
     ``open_pretrained``.
 
-    Trunk and head are compared with the family's own logits on a small twin. A family with capping
-    or scaling after its head is refused, because it would be trained on other probabilities.
+    Trunk and head are compared with the family's own forward on a small twin. A family with capping
+    or scaling after its head is refused, because it would be trained on other probabilities, and
+    one whose samples in a packed row are not what they are alone.
 
     Args:
         spec: the folder, and how its model runs.
@@ -257,13 +258,18 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU, *, exact: bool = Fa
         DataError: the folder holds no loadable causal model.
         ConfigError: the family cannot be trained packed.
     """
+    named = f"{spec.setting}={spec.model_path!r}"
     hf, weights, missing = open_pretrained(
         AutoModelForCausalLM, spec, "a causal model", device, exact=exact
     )
-    if missing:
+    # One whose embeddings are tied lacks no weight of a causal model.
+    config: Any = hf.config
+    others = [one for one in config.architectures or () if one.endswith("Classification")]
+    if missing or others:
+        what = f"is a {others[0]}" if others else f"lacks weights ({sorted(missing)[0]!r})"
         raise DataError(
-            f"{spec.setting}={spec.model_path!r} lacks weights of a causal model "
-            f"({sorted(missing)[0]!r}); a reward model is no policy to start from"
+            f"{named} must hold a causal model, and {what}; a reward model is no policy to start "
+            "from"
         )
     model = PolicyModel(hf, attention_of(hf), device)
     model.weights = weights
@@ -271,13 +277,12 @@ def open_policy(spec: ModelSpec, device: torch.device = CPU, *, exact: bool = Fa
         folder = Path(spec.model_path)
         model.tower = VisionTower(model.hf.base_model, folder, spec.run_folder, spec.vision)
         if model.tower.is_trained:
-            named = f"{spec.setting}={spec.model_path!r}"
-            check_gradients(small_twin(AutoModelForImageTextToText, hf.config, EAGER), named)
-    rows = torch.tensor([1, 3])
+            check_gradients(small_twin(AutoModelForImageTextToText, hf.config), named)
     auto = AutoModelForCausalLM if model.tower is None else AutoModelForImageTextToText
-    if model.computes_as(auto, rows, lambda logits: logits[0, rows]):
-        return model
-    raise ConfigError(
-        f"{spec.setting}={spec.model_path!r}: {type(model.hf).__name__} changes logits after its "
-        "output layer (capping or scaling), which the trainer doesn't do; choose another family"
+    check_twin(
+        model,
+        auto,
+        named,
+        "changes logits after its output layer (capping or scaling), which the trainer doesn't do",
     )
+    return model

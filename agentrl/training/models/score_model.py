@@ -21,6 +21,7 @@ from agentrl.training.models.packed_model import (
     attention_of,
     open_pretrained,
 )
+from agentrl.training.models.twin import check_twin
 from agentrl.training.parallel.collectives import gather_parts
 
 Scores = TypeVar("Scores", bound="ScoreModel")
@@ -138,12 +139,8 @@ def open_scores(
             weights.new.update({f"score.{name}": value for name, value in values.items()})
     model = kind(hf, attention_of(hf), device)
     model.weights = weights
-    if model.computes_as(auto, torch.tensor([3]), lambda score: score):
-        return model
-    raise ConfigError(
-        f"{named}: {type(hf).__name__} does not score the last token by its layer "
-        "`score` alone; choose another family"
-    )
+    check_twin(model, auto, named, "does not score the last token by its layer `score` alone")
+    return model
 
 
 def _new_head(head: nn.Linear, seed: int, power: float) -> dict[str, Tensor]:

@@ -79,7 +79,8 @@ def use_ulysses(hf: nn.Module) -> None:
 
 
 def check_sequence_parallel(config: Any, tp: int, sp: int, named: str) -> None:
-    """Refuses a model whose rows cannot be cut.
+    """Refuses a model whose rows cannot be cut. One whose layers mix tokens in other ways than by
+    attention is refused by its small twin.
 
     Args:
         config: of its text model.
@@ -88,8 +89,7 @@ def check_sequence_parallel(config: Any, tp: int, sp: int, named: str) -> None:
         named: the model's setting and value, for errors.
 
     Raises:
-        ConfigError: the heads of a rank cannot be divided, or a layer mixes tokens in other ways
-            than by attention.
+        ConfigError: the heads of a rank cannot be divided.
     """
     if sp == 1:
         return
@@ -101,17 +101,6 @@ def check_sequence_parallel(config: Any, tp: int, sp: int, named: str) -> None:
             f"PlacementConfig.sp_size must divide the {heads} attention heads{beside} of {named}, "
             "got "
             f"{sp}; set one of {', '.join(possible)}"
-        )
-    kinds = set(getattr(config, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
-    if kinds:
-        raise ConfigError(
-            f"PlacementConfig.sp_size={sp} cuts rows for attention alone, and {named} has layers "
-            "of "
-            f"the kind {sorted(kinds)[0]!r}; set PlacementConfig.sp_size=1, or choose another "
-            "family"
         )
 
 

@@ -32,7 +32,9 @@ class PolicyRole(Role):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSpec(ModelSpec):
-    """What a reference is built from: the folder that the actor starts from."""
+    """What a reference is built from: the folder that the actor starts from, or another's."""
+
+    setting = "ReferenceSpec.model_path"
 
     def build(self, place: DistSpec) -> Reference:
         """The role on one rank."""

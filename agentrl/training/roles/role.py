@@ -7,10 +7,11 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.training.backends.backend import ModelInfo, RoleModel
 from agentrl.training.backends.find import find_backend
 from agentrl.training.data.packing import I64, Cut, Extras, Packed, PackedMicroBatches
@@ -102,13 +103,29 @@ class Role:
         self.backend.infer(self.packed(shard), take)
 
     def packed(self, shard: BatchShard, extras: Extras | None = None) -> PackedMicroBatches:
-        """The micro-batches of a shard as rows for the model."""
+        """The micro-batches of a shard as rows for the model.
+
+        Raises:
+            DataError: a sample is longer than what the model reads.
+        """
+        info, batch = self.backend.info, shard.batch
+        longest = int(batch.lengths.max(initial=0))
+        if info.max_tokens is not None and longest > info.max_tokens:
+            raise DataError(
+                f"{self.spec.setting}={self.spec.model_path!r} reads at most {info.max_tokens} "
+                "tokens (its max_position_embeddings, or where a rotary scaling by the longest "
+                f"sequence begins), got a sample of {longest}; lower RolloutConfig.context_tokens "
+                "or leave the sample out"
+            )
         if not self.replays_routing:
-            shard = replace(shard, batch=replace(shard.batch, routed_experts=None))
+            batch = replace(batch, routed_experts=None)
+        if self.spec.reads_policy:
+            batch = replace(batch, token_ids=np.minimum(batch.token_ids, info.vocab_size - 1))
+        shard = replace(shard, batch=batch)
         return PackedMicroBatches(
             shard,
             self.device,
-            share_prefixes=self.backend.info.shares_prefixes,
+            share_prefixes=info.shares_prefixes,
             extras=extras,
             cut=self._cut,
             length_of=rounded_length if self.spec.compile else None,

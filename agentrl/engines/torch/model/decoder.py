@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from agentrl.engines.torch.kv_cache import KVCache, KVShape, additive_mask
-from agentrl.engines.torch.model.families import FAMILIES
+from agentrl.engines.torch.model.families import FAMILIES, head_width
 from agentrl.engines.torch.model.served_model import ServedModel, WeightPlace
 from agentrl.engines.torch.row_layout import Blocks
 
@@ -65,8 +65,9 @@ class DecoderWeights(ServedModel):
         self.num_heads = config.num_attention_heads
         self.norm_eps = config.rms_norm_eps
         width = config.hidden_size
-        head_dim = getattr(config, "head_dim", None) or width // self.num_heads
-        self.kv_shape = KVShape(config.num_hidden_layers, config.num_key_value_heads, head_dim)
+        self.kv_shape = KVShape(
+            config.num_hidden_layers, config.num_key_value_heads, head_width(config)
+        )
         # radians a position, in float32; the scalings that are computed here keep the amplitude
         self.frequencies: Tensor = LlamaRotaryEmbedding(config).inv_freq
         self.embedding = self._new("model.embed_tokens.weight", self.vocab_size, width)

@@ -90,3 +90,23 @@ def computed(config: Mapping[str, Any]) -> bool:
         and scaling.get("rope_type", scaling.get("type", "default"))
         in ("default", "linear", "llama3")
     )
+
+
+def head_width(config: Any) -> int:
+    """Numbers of a head of attention; transformers' configuration may leave it to the width."""
+    own = getattr(config, "head_dim", None)
+    return int(own or config.hidden_size // config.num_attention_heads)
+
+
+def max_positions(config: Any) -> int | None:
+    """Tokens of the longest sequence, by transformers' configuration of a model of text; None
+    where it sets no bound. A rotary scaling that follows the longest sequence of a batch, so that
+    one changes the others, bounds it where it begins.
+    """
+    bounds = [getattr(config, "max_position_embeddings", None)]
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # it may have parts by the kinds of layers
+    for scaling in (parameters, *(one for one in parameters.values() if isinstance(one, dict))):
+        if scaling.get("rope_type") in ("dynamic", "longrope"):
+            bounds.append(scaling.get("original_max_position_embeddings"))
+    return min((int(bound) for bound in bounds if bound), default=None)

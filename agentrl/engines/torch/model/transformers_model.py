@@ -18,7 +18,7 @@ from agentrl.engines.find import engines_with
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model import fixed_shapes
 from agentrl.engines.torch.model.expert_recorder import ExpertRecorder
-from agentrl.engines.torch.model.families import VISION
+from agentrl.engines.torch.model.families import VISION, max_positions
 from agentrl.engines.torch.model.folder_names import FolderNames, ParameterGroup
 from agentrl.engines.torch.model.image_decoder import decoder_of
 from agentrl.engines.torch.model.images import ServedImages
@@ -76,7 +76,7 @@ class TransformersModel(ServedModel):
         self.kind = module.config.model_type
         self.vocab_size = int(config.vocab_size)
         self.num_heads = int(config.num_attention_heads)
-        self.max_positions = _positions(config)
+        self.max_positions = max_positions(config) or 1 << 31
         self.images = images
         self._place_parameters()
         saved = module.state_dict()
@@ -297,19 +297,6 @@ def _refuse_what_cannot_be(module: Any, config: Any, *, deterministic: bool) -> 
             "EnginePlace.deterministic=false",
             retryable=False,
         )
-
-
-def _positions(config: Any) -> int:
-    """The longest sequence: rotary scalings that follow the longest sequence of a batch are not
-    scaled here.
-    """
-    longest = int(getattr(config, "max_position_embeddings", None) or 1 << 31)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
-    for scaling in kinds:
-        if scaling.get("rope_type") in ("dynamic", "longrope"):
-            longest = min(longest, int(scaling.get("original_max_position_embeddings") or longest))
-    return longest
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from agentrl.engines.torch.model.families import ATTENTION_OF, FAMILIES
+from agentrl.engines.torch.model.families import ATTENTION_OF, FAMILIES, head_width
 from agentrl.training.data.kernel_attention import attention_arguments
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.mixture import Mixture
@@ -198,13 +198,12 @@ def megatron_config(
         "recompute_method": "uniform",
         "recompute_num_layers": 1,
     }
-    heads = own.num_attention_heads
     return TransformerConfig(
         num_layers=own.num_hidden_layers,
         hidden_size=own.hidden_size,
-        num_attention_heads=heads,
+        num_attention_heads=own.num_attention_heads,
         num_query_groups=own.num_key_value_heads,
-        kv_channels=getattr(own, "head_dim", None) or own.hidden_size // heads,
+        kv_channels=head_width(own),
         ffn_hidden_size=own.intermediate_size,
         normalization="RMSNorm",
         layernorm_epsilon=own.rms_norm_eps,

@@ -34,8 +34,8 @@ from agentrl.training import (
     shards,
 )
 from agentrl.training.data.partition import partition
-from agentrl.training.models.names import DType
 from agentrl.training.models.packed_model import ModelSpec
+from agentrl.training.names import DType
 from agentrl.types import Batch, BatchShard, Stats
 from tests.training.harness import PLAIN, layout, make_batch, write_model
 from tests.whole_models import load_policy, load_score_model

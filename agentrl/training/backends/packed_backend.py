@@ -37,11 +37,11 @@ from agentrl.training.fsdp.weights import full_weights, weight_parts
 from agentrl.training.models.expert_loads import ExpertLoads
 from agentrl.training.models.lora_targets import open_lora
 from agentrl.training.models.mixture import Balance, Routing
-from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, PackedModel, check_layout
 from agentrl.training.models.policy_model import open_policy
 from agentrl.training.models.score_model import ScoreModel, ValueModel, open_scores
 from agentrl.training.models.trunk import wrap_blocks
+from agentrl.training.names import PREFIX, torch_dtype
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers
 from agentrl.training.parallel.layout_rules import check_backend_ranks

@@ -48,9 +48,9 @@ from agentrl.training.fsdp.checkpoint_files import (
 )
 from agentrl.training.fsdp.export import copy_beside_weights
 from agentrl.training.fsdp.sharding import sharded_parameters
-from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
 from agentrl.training.models.peft_folder import check_goes_on, read_record, write_record
+from agentrl.training.names import PREFIX
 from agentrl.training.parallel.process_group import agree
 from agentrl.training.parallel.shards import local
 from agentrl.training.save_result import SaveResult

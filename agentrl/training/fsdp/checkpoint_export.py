@@ -37,7 +37,6 @@ from agentrl.store.remote_folder import RemoteFolder, is_url
 from agentrl.training.fsdp.checkpoint_files import MODEL_FOLDER, check_whole
 from agentrl.training.models.folder_weights import FolderWeights, shard_ranges
 from agentrl.training.models.lora import merge
-from agentrl.training.models.names import PREFIX, DType, torch_dtype
 from agentrl.training.models.peft_folder import (
     CONFIG,
     RECORD,
@@ -47,6 +46,7 @@ from agentrl.training.models.peft_folder import (
     read_record,
     write_peft,
 )
+from agentrl.training.names import PREFIX, DType, torch_dtype
 
 _KEYS = f"model.{PREFIX}"
 """What the names of weights begin with in a checkpoint."""

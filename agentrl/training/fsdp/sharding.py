@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from agentrl.errors import TrainingError
-from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.names import PREFIX
 
 
 def shard_over(

@@ -13,8 +13,8 @@ from agentrl.engines.torch.model.folder_names import ParameterGroup
 from agentrl.training.fsdp.sharding import is_first_copy, sharded_parameters
 from agentrl.training.models.folder_weights import shard_ranges
 from agentrl.training.models.lora import merge
-from agentrl.training.models.names import PREFIX
 from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.names import PREFIX
 from agentrl.training.parallel.shards import WeightPart, divided_as, local, offset
 
 

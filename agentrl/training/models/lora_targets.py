@@ -13,7 +13,6 @@ from agentrl.engines.weights import weights_digest
 from agentrl.errors import DataError
 from agentrl.training.models.lora import Lora
 from agentrl.training.models.lora_spec import LoraSpec
-from agentrl.training.models.names import torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, PackedModel
 from agentrl.training.models.peft_folder import (
     AdapterRecord,
@@ -22,6 +21,7 @@ from agentrl.training.models.peft_folder import (
     read_peft,
     read_peft_config,
 )
+from agentrl.training.names import torch_dtype
 
 _ALPHA = 32.0
 """With which the best learning rate hardly depends on the rank

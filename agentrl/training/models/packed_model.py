@@ -38,8 +38,8 @@ from agentrl.training.models.folder_weights import FolderWeights, names_of, weig
 from agentrl.training.models.lora import Lora
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.models.mixture import Mixture, check_expert_parallel, use_mixtures
-from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.trunk import MLP_ROWS, Recompute, patch_rmsnorm, skip_mlp_rows
+from agentrl.training.names import DType, torch_dtype
 from agentrl.training.parallel.process_group import FULL, ExpertMesh, RankMesh, Sharding
 from agentrl.training.parallel.sequence_parallel import (
     Ulysses,

@@ -22,7 +22,7 @@ from agentrl.store.store_spec import Detail
 from agentrl.training.backends.backend import RoleModel, StatSum
 from agentrl.training.data.packing import Packed
 from agentrl.training.device import DeviceMeter
-from agentrl.training.models.names import DType, torch_dtype
+from agentrl.training.names import DType, torch_dtype
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import LearnerSpec, LearningRole, check_tokens

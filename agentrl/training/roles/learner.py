@@ -15,8 +15,8 @@ from agentrl.algorithms import AlgorithmSpec
 from agentrl.errors import TrainingError
 from agentrl.training.backends.backend import Loss, OptimizerStep, RoleModel
 from agentrl.training.data.packing import Extras
-from agentrl.training.models.names import DType, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
+from agentrl.training.names import DType, torch_dtype
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import learning_rate_factor
 from agentrl.training.parallel.process_group import DistSpec

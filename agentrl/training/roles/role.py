@@ -15,9 +15,9 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training.backends.backend import ModelInfo, RoleModel
 from agentrl.training.backends.find import find_backend
 from agentrl.training.data.packing import I64, Cut, Extras, Packed, PackedMicroBatches
-from agentrl.training.models.names import torch_dtype
 from agentrl.training.models.packed_model import ModelSpec, column_dtype
 from agentrl.training.models.trunk import rounded_length
+from agentrl.training.names import torch_dtype
 from agentrl.training.parallel.process_group import DistSpec
 from agentrl.types import BatchShard, Dispatch, register, registration
 from agentrl.types.arrays import Floats

@@ -47,9 +47,9 @@ from agentrl.training.fsdp.checkpoint import CheckpointWriter, read_state, store
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.models.computed_buffers import check_buffers
 from agentrl.training.models.expert_loads import ExpertLoads
-from agentrl.training.models.names import PREFIX, torch_dtype
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel, open_policy
+from agentrl.training.names import PREFIX, torch_dtype
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.parallel.layout_rules import check_megatron
 from agentrl.training.parallel.process_group import FULL, DistSpec, ExpertMesh, rank_mesh

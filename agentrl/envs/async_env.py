@@ -213,7 +213,7 @@ class AsyncEnv:
 
         with wall(failed_as(EnvError, f"what {self._name} gave cannot be read:")):
             # An image takes tenths of a second, for which other episodes would wait.
-            has_images = may_hold_images(getattr(given, "observation", given))
+            has_images = may_hold_images(given)
             broken, copied = await ENV_THREADS.run(read) if has_images else read()
         if broken:
             self._state = "ended"

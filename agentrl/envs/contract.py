@@ -183,11 +183,13 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
         )
 
 
-def may_hold_images(observation: object) -> bool:
-    """Whether some of an observation's messages are of parts, whose images are read where it is
-    checked.
+def may_hold_images(given: object) -> bool:
+    """Whether some of the messages that are checked in what reset or step gave are of parts, whose
+    images are read for it. Those of a step that ends the episode are not.
     """
-    return isinstance(observation, Observation) and bool(_of_parts(observation))
+    if isinstance(given, StepResult):
+        return not (given.terminated or given.truncated) and may_hold_images(given.observation)
+    return isinstance(given, Observation) and bool(_of_parts(given))
 
 
 def _of_parts(observation: Observation) -> list[Any]:

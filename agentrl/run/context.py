@@ -1,4 +1,4 @@
-"""Context: the models that a stage trains, or trains by, must read its longest sequences."""
+"""Context: the longest sequences of a stage, which its models must read."""
 
 from __future__ import annotations
 
@@ -44,13 +44,29 @@ def check_context(context_tokens: int, folder: Path, setting: str) -> None:
     Raises:
         ConfigError: as said.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    longest = max_positions(config.get_text_config())
+    longest = _positions(folder)
     if longest is not None and context_tokens > longest:
         raise ConfigError(
             f"rollout.context_tokens must be at most {longest}, for which {setting}="
             f"{str(folder)!r} has positions (its max_position_embeddings, or where a rotary "
             f"scaling by the longest sequence begins), got {context_tokens}; lower it"
         )
+
+
+def longest_sequence(stage: StageConfig, model: Path) -> int:
+    """The most tokens of a sequence that is given and not sampled, such as a demonstration: the
+    stage's own bound, or that of its model.
+
+    Args:
+        stage: whole.
+        model: the folder that it starts from.
+    """
+    positions = _positions(model)
+    return stage.context_tokens if positions is None else min(stage.context_tokens, positions)
+
+
+def _positions(folder: Path) -> int | None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return max_positions(config.get_text_config())

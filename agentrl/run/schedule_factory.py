@@ -26,6 +26,7 @@ from agentrl.engines import PauseMode
 from agentrl.errors import DataError
 from agentrl.rollouts.samplers.prompt_sampler import PromptSampler
 from agentrl.run.build import StageRecipe, renderer_spec, task_sampler
+from agentrl.run.context import longest_sequence
 from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.row_tables import LocatedRow
 from agentrl.run.data.stored_batches import StoredBatches
@@ -51,7 +52,7 @@ def conversations(
     of_row = partial(
         preference_group if pairs else demonstration_group,
         renderer=renderer_spec(stage, recipe.model).build(),
-        max_tokens=stage.context_tokens,
+        max_tokens=longest_sequence(stage, recipe.model),
     )
 
     def to_group(located: LocatedRow, draw: int) -> TrajectoryGroup:
@@ -77,12 +78,13 @@ def held_out_pairs(stage: StageConfig, model: Path) -> list[PairSet]:
         DataError: a set cannot be read, is empty, or a row is no pair; the set is named.
     """
     renderer = renderer_spec(stage, model).build()
+    max_tokens = longest_sequence(stage, model)
     sets = []
     for name in stage.eval.sets:
         data = DataSet.held_out(stage, name)
         try:
             pairs = [
-                preference_group(row, n, renderer, max_tokens=stage.context_tokens)
+                preference_group(row, n, renderer, max_tokens=max_tokens)
                 for n, row in enumerate(data.rows())
             ]
         except DataError as error:

@@ -292,6 +292,23 @@ def test_a_later_stage_begins_at_the_first_row_of_its_data(tmp_path: Path) -> No
             assert [turn.message["content"] for turn in turns] == list(words)
 
 
+def test_a_demonstration_ends_where_its_model_has_no_more_positions(tmp_path: Path) -> None:
+    said = [{"role": "assistant", "content": "short"}, {"role": "user", "content": "go on " * 40}]
+    write_jsonl(tmp_path / "rows.jsonl", [{"messages": [*said, said[0]]}])
+    stage = imitating(tmp_path, "rows.jsonl", steps=1, batch_prompts=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    recipe = StageRecipe(stage, stage.make_algorithm(), tmp_path, None, 1)
+    turns = []
+    for positions in (5000, 100):
+        (tmp_path / "config.json").write_text(
+            json.dumps(config | {"max_position_embeddings": positions})
+        )
+        with closing(Ledger(tmp_path / f"ledger-{positions}")) as ledger:
+            (group,) = conversations(recipe, ledger, first_group_index=0, start=0).next_groups(0)
+        turns.append(len(group.trajectories[0].turns))
+    assert turns == [2, 1]
+
+
 def test_epochs_of_rows_to_imitate_are_counted(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [1, 2, 3, 4, 5])
     write_function(tmp_path, ENDLESS)

@@ -45,8 +45,8 @@ def demonstration_group(
     if not turns:
         raise DataError(
             f"demonstration {group_index} has no assistant's message within {max_tokens} tokens "
-            "(DataConfig.max_prompt_tokens + RolloutConfig.max_response_tokens); raise them or "
-            "leave the row out"
+            "(DataConfig.max_prompt_tokens + RolloutConfig.max_response_tokens, or the positions "
+            "of the model); raise them or leave the row out"
         )
     task = Task(
         id=f"demonstration-{group_index}", messages=messages[:1], data_source="demonstrations"

@@ -69,7 +69,8 @@ def preference_group(
             raise DataError(
                 f"preference pair {group_index}: its {side} conversation has {length} tokens, more "
                 f"than {max_tokens} (DataConfig.max_prompt_tokens + "
-                "RolloutConfig.max_response_tokens); raise them or leave the row out"
+                "RolloutConfig.max_response_tokens, or the positions of the model); raise them or "
+                "leave the row out"
             )
     if _ids(both[0]) == _ids(both[1]):
         raise DataError(

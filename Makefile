@@ -27,13 +27,13 @@ sum_of = $(shell cksum < $(1) | cut -d' ' -f1)
 
 IMPORTS_CACHE ?= .import_linter_cache
 
-.PHONY: help demo test test-all check bench clean python agents programs s3 trackers
+.PHONY: help demo test test-all test-computing test-waiting check bench clean python agents programs s3 trackers
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo             train the code agent, then show the run (ARGS='train.steps=10 run.dir=runs/mine' overrides settings)"
 	@echo "make test             run the fast tests (ARGS='-m slow', ARGS='tests/tools -x' go to pytest)"
-	@echo "make test-all         run all tests but those of a GPU: also slow ones, docker, sglang, vllm, agents, browser, s3, trackers, wide, tooling"
+	@echo "make test-all         run all tests but those of a GPU: also slow ones, docker, sglang, vllm, agents, browser, s3, trackers, wide, tooling (-j2: computing and waiting ones side by side)"
 	@echo "make check            ruff, mypy --strict, import-linter"
 	@echo "make bench            run benchmarks/*.py, record them and rewrite docs/benchmarks.md"
 	@echo "make python           make .venv alone, with nothing installed"
@@ -51,11 +51,20 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "$(FAST)" --durations=15 $(ARGS)
 
-# What needs an engine or a server is tried in one process, since two of a kind would be in each other's way.
-test-all: $(VENV)/.installed-test
+# make -j2 test-all runs both lanes side by side. Either runs to its end, whatever becomes of the other.
+test-all:
+	@$(MAKE) --keep-going --no-print-directory test-computing test-waiting
+
+test-computing: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu and not ($(WAITING))" $(ARGS)
+
+# What needs an engine or a server is tried in one process, since two of a kind would be in each other's way. The two sets
+# of libraries conflict with the pins of .venv, so no other test sees them.
+test-waiting: $(VENV)/.installed-test agents s3 trackers
 	status=0; \
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu and not ($(WAITING))" $(ARGS) || status=$$?; \
-	$(VENV)/bin/python -m pytest -m "$(WAITING)" $(ARGS) || status=$$?; \
+	$(VENV)/bin/python -m pytest -m "$(WAITING) and not s3 and not trackers" $(ARGS) || status=$$?; \
+	PYTHONPATH=$(abspath $(S3_LIBS)) $(VENV)/bin/python -m pytest -m "s3 and not gpu" $(ARGS) || status=$$?; \
+	PYTHONPATH=$(abspath $(TRACKER_LIBS)) $(VENV)/bin/python -m pytest -m "trackers and not gpu" $(ARGS) || status=$$?; \
 	exit $$status
 
 check: $(VENV)/.installed-test

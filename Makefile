@@ -56,13 +56,15 @@ test-all:
 	@$(MAKE) --keep-going --no-print-directory test-computing test-waiting
 
 test-computing: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu and not ($(WAITING))" $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not gpu and not browser and not ($(WAITING))" $(ARGS)
 
-# What needs an engine or a server is tried in one process, since two of a kind would be in each other's way. The two sets
-# of libraries conflict with the pins of .venv, so no other test sees them.
+# What needs an engine, a server or a page is tried in one process, since two of a kind would be in each other's way. The
+# driver of pages leaves an event loop that runs, which asynchronous tests do not stand. The two sets of libraries
+# conflict with the pins of .venv, so no other test sees them.
 test-waiting: $(VENV)/.installed-test agents s3 trackers
 	status=0; \
 	$(VENV)/bin/python -m pytest -m "$(WAITING) and not s3 and not trackers" $(ARGS) || status=$$?; \
+	$(VENV)/bin/python -m pytest -m "browser and not gpu" $(ARGS) || status=$$?; \
 	PYTHONPATH=$(abspath $(S3_LIBS)) $(VENV)/bin/python -m pytest -m "s3 and not gpu" $(ARGS) || status=$$?; \
 	PYTHONPATH=$(abspath $(TRACKER_LIBS)) $(VENV)/bin/python -m pytest -m "trackers and not gpu" $(ARGS) || status=$$?; \
 	exit $$status

@@ -146,7 +146,7 @@ async def test_a_long_first_request_is_refused_with_its_size_and_its_largest_too
     async with serving([say("ok")], **ROOM) as served:
         episode = await served.open()
         body = said(speak, "x" * size, tools=tools)
-        refused = await post(episode, speak, body, timeout=600.0)
+        refused = await post(episode, speak, body, timeout=DEADLINE_S)
         await asyncio.wait_for(ended(served), DEADLINE_S)
     why = reason(refused)
     assert refused.status_code == 400

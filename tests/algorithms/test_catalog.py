@@ -17,6 +17,7 @@ from agentrl.algorithms import ALGORITHMS, AlgorithmSpec, Needs, make_algorithm
 from agentrl.errors import ConfigError
 from agentrl.types import SegmentKind
 from tests.algorithms.made import policy_inputs, rewards_of, token_credit
+from tests.kit.waiting import DEADLINE_S
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -206,7 +207,7 @@ def test_checking_settings_imports_no_torch() -> None:
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert done.stdout.strip() == "False"
 

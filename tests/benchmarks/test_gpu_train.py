@@ -19,6 +19,7 @@ from benchmarks.trainer.gpu_device import Bench, datasheet_peak, measured_peak
 from benchmarks.trainer.memory_count import Count, on_paper
 from benchmarks.trainer.shapes import packed_row
 from tests.kit.http import free_port
+from tests.kit.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.tooling
 
@@ -176,7 +177,7 @@ def test_every_layout_of_two_ranks_takes_the_same_step(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--master-port", str(free_port()), "-m", "benchmarks.gpu_train", "--device", "cpu"]
     command += ["--tiny", "--layouts", "--steps", "1", "--json", str(file)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert told.returncode == 0, told.stderr[-3000:]
     off = {row["name"]: row["value"] for row in json.loads(file.read_text()) if row["met"]}
     assert list(off) == [

@@ -14,6 +14,7 @@ import pytest
 
 from agentrl.cli.main import app, run
 from agentrl.errors import AgentRLError, ConfigError, DataError, MachineError, StoreError
+from tests.kit.waiting import DEADLINE_S
 
 Agentrl = Callable[..., tuple[int, str, str]]
 
@@ -22,7 +23,7 @@ def start(*tokens: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentrl", *map(str, tokens)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, env=environment
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment
     )
 
 
@@ -53,7 +54,7 @@ sys.exit(code)
 
 def before_anything_is_loaded(*tokens: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, tokens)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 CODE_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code" / "config.yaml"
@@ -97,7 +98,11 @@ def test_help_lists_the_commands_without_loading_anything_heavy() -> None:
         "sys.exit(f'loaded: {heavy}' if heavy else code)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     for command in ("train", "eval", "check", "ls", "show", "doctor"):
@@ -193,7 +198,7 @@ def test_dry_run_makes_no_run_directory(agentrl: Agentrl, tmp_path: Path) -> Non
 def test_the_end_of_the_reader_is_no_error(run_dir: Path) -> None:
     command = f"{sys.executable} -m agentrl show {run_dir} 5-0-0 --json | head -c 1; echo ${{PIPESTATUS[0]}}"  # noqa: E501
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=100, check=False
+        ["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert done.stdout == "{0\n"
     assert done.stderr == ""
@@ -213,7 +218,12 @@ def test_a_reader_that_is_gone_ends_a_table_alone(run_dir: Path, words: list[str
     command = [sys.executable, *(str(run_dir) if word == "RUN" else word for word in words)]
     try:
         done = subprocess.run(
-            command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False
+            command,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
     finally:
         os.close(writer)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.types import load_object
+from tests.kit.waiting import DEADLINE_S
 
 Agentrl = Callable[..., tuple[int, str, str]]
 
@@ -234,7 +235,7 @@ def test_play_says_which_line_exited(project: Path) -> None:
         input="this\n",
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 3, done.stderr

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.waiting import DEADLINE_S
+
 Agentrl = Callable[..., tuple[int, str, str]]
 SUM = '{"expression": "2 * (3 + 4)"}'
 
@@ -215,7 +217,7 @@ def test_a_first_project_passes_its_test_its_check_and_trains_two_steps(
 ) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
     tested = subprocess.run(
-        command, cwd=project, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=project, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert tested.returncode == 0, tested.stdout
     assert "1 passed" in tested.stdout

@@ -68,7 +68,9 @@ def announced(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     stdout = process.stdout
     threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
-    return next(word for word in lines.get(timeout=400).split() if word.startswith("http://"))
+    return next(
+        word for word in lines.get(timeout=DEADLINE_S).split() if word.startswith("http://")
+    )
 
 
 def test_an_episode_over_http_is_kept_and_shown(
@@ -79,11 +81,11 @@ def test_an_episode_over_http_is_kept_and_shown(
         f"{url}/episodes",
         json={"task": {"id": "sum", "answer": "7"}},
         headers={"Authorization": "Bearer s3cret"},
-        timeout=60,
+        timeout=DEADLINE_S,
     ).json()
     assert httpx.post(f"{url}/episodes", json={}, timeout=DEADLINE_S).status_code == 401
     with openai.OpenAI(
-        base_url=opened["base_url"], api_key="any", max_retries=0, timeout=60
+        base_url=opened["base_url"], api_key="any", max_retries=0, timeout=DEADLINE_S
     ) as client:
         first = client.chat.completions.create(model="policy", messages=[HI]).choices[0].message
         said: Any = first.model_dump(exclude_none=True)
@@ -91,7 +93,7 @@ def test_an_episode_over_http_is_kept_and_shown(
             model="policy", messages=[HI, said, {"role": "user", "content": "and?"}]
         )
     outcome = httpx.post(
-        f"{url}/episodes/{opened['id']}/end", json={"reward": 0.25}, timeout=60
+        f"{url}/episodes/{opened['id']}/end", json={"reward": 0.25}, timeout=DEADLINE_S
     ).json()
     assert (outcome["status"], outcome["turns"], outcome["rewards"]["step"]) == (
         "terminated",

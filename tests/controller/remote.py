@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.kit.http import free_port
+from tests.kit.waiting import DEADLINE_S
 
 BUCKET = "s3://agentrl"
 
@@ -50,7 +51,7 @@ def s3_bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     environment.
     """
     s3fs = pytest.importorskip("s3fs", reason="needs s3fs (make s3)")
-    httpx.post(f"{s3_server}/moto-api/reset", timeout=60).raise_for_status()
+    httpx.post(f"{s3_server}/moto-api/reset", timeout=DEADLINE_S).raise_for_status()
     use_endpoint(monkeypatch, s3_server)
     s3fs.S3FileSystem().mkdir(BUCKET)
     yield f"{BUCKET}/runs/a"

@@ -87,7 +87,7 @@ def test_a_node_without_the_projects_folder_and_the_model_plays_and_trains(tmp_p
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=DEADLINE_S,
         )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [row for row in metrics(tmp_path / "run") if row["stage"] == "rl"]
@@ -125,7 +125,7 @@ def test_a_node_of_another_agentrl_is_refused(tmp_path: Path) -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=300,
+                timeout=DEADLINE_S,
             ).stdout
             for seconds in ("120", "0")
         )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.kit.far_node import ADDRESS, FAR, NEAR, ray_node, run, two_namespaces
-from tests.kit.waiting import until
+from tests.kit.waiting import DEADLINE_S, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,7 +49,7 @@ def test_a_far_node_whose_link_is_cut_is_one_loss_and_comes_back(
             subprocess.run(
                 ["ip", "netns", "exec", near, sys.executable, __file__, str(model), str(told)],
                 check=True,
-                timeout=500,
+                timeout=DEADLINE_S,
                 env={**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.getcwd()},
             )
     finally:

@@ -150,7 +150,7 @@ class Meeting:
     def meet(self) -> None:
         self.calls += 1
         (self.folder / f"{self.own}-{self.calls}").touch()
-        until((self.folder / f"{self.other}-{self.calls}").exists, within_s=100)
+        until((self.folder / f"{self.other}-{self.calls}").exists)
 
 
 @dataclass(frozen=True, slots=True)

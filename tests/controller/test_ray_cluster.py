@@ -82,7 +82,7 @@ def _python(code: str, home: Path, **env: str) -> str:
         env=in_home(home, **env),
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.rstrip("\n").rpartition("\n")[2]

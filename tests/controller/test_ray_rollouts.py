@@ -346,7 +346,7 @@ def test_workers_are_placed_on_another_node(model: Path) -> None:
     driver = FORKS.Process(target=_over_two_nodes, args=(model, found))
     driver.start()
     try:
-        nodes, here, versions = found.get(timeout=240)
+        nodes, here, versions = found.get(timeout=DEADLINE_S)
     finally:
         driver.join(DEADLINE_S)
         driver.kill()
@@ -386,7 +386,7 @@ def test_a_worker_whose_node_is_gone_takes_the_place_that_ray_reserves_anew(mode
     driver = FORKS.Process(target=_over_a_node_that_goes, args=(model, found))
     driver.start()
     try:
-        before, events, after = found.get(timeout=400)
+        before, events, after = found.get(timeout=DEADLINE_S)
     finally:
         driver.join(DEADLINE_S)
         driver.kill()
@@ -458,7 +458,7 @@ def test_a_worker_joins_with_a_node_and_leaves_it_when_ray_drains_it(
     driver = FORKS.Process(target=_over_nodes_that_come_and_go, args=(model, tmp_path, found))
     driver.start()
     try:
-        told = found.get(timeout=400)
+        told = found.get(timeout=DEADLINE_S)
     finally:
         driver.join(DEADLINE_S)
         driver.kill()

@@ -16,6 +16,7 @@ from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import MediaSpan
 from tests.engines.tiny import random_ids, request, sampled
+from tests.kit.waiting import DEADLINE_S
 
 
 def test_the_specification_is_picklable_and_frozen() -> None:
@@ -28,7 +29,7 @@ def test_the_specification_is_picklable_and_frozen() -> None:
 
 def test_the_specification_imports_no_torch() -> None:
     code = "import sys; from agentrl.engines.torch import TorchEngineSpec; assert 'torch' not in sys.modules"  # noqa: E501
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(

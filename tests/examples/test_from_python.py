@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.waiting import DEADLINE_S
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 SHORT = (
@@ -28,7 +30,7 @@ def test_it_trains_examines_and_plays(tmp_path: Path) -> None:
         f"run.dir={tmp_path / 'run'}",
         *SHORT,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
     results, played = done.stdout.strip().split("\n", 1)
     assert results.startswith("{'code': {'before': {'sampled': ")

@@ -16,6 +16,7 @@ from agentrl.engines.servers.client import ServerKind
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.engines.servers.server import reserved_port, server_url
+from tests.kit.waiting import DEADLINE_S
 
 START_S = 600
 """Only ends what hangs: a server is ready when it says so."""
@@ -50,6 +51,6 @@ def running(servers: ServerKind, model: Path, folder: Path) -> Iterator[str]:
 
 def _healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
+        return httpx.get(f"{url}/health", timeout=DEADLINE_S, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False

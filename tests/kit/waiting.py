@@ -11,7 +11,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 """Long enough that no machine, however busy, reaches it: no outcome depends on it."""
 
 PAUSE_S = 0.01

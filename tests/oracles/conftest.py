@@ -48,7 +48,7 @@ def packages(requirements: Path) -> Path:
             subprocess.run(
                 [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
                  "--disable-pip-version-check", "--target", made, "-r", requirements],
-                check=True, timeout=600,
+                check=True, timeout=DEADLINE_S,
             )  # fmt: skip
             try:
                 made.rename(folder)

@@ -25,6 +25,7 @@ from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.models.peft_folder import as_peft, peft_names
 from agentrl.types import SegmentKind
+from tests.kit.waiting import DEADLINE_S
 from tests.oracles.conftest import HERE
 from tests.tiny_models import write_family
 from tests.training.harness import (
@@ -104,7 +105,7 @@ def theirs(
         [sys.executable, "-P", HERE / "peft_side.py", folder / "job", folder / "answer"],
         env={**os.environ, "PYTHONPATH": f"{peft_packages}{os.pathsep}{HERE.parents[1]}"},
         check=True,
-        timeout=300,
+        timeout=DEADLINE_S,
     )
     answers = torch.load(folder / "answer", weights_only=False)
     return folder, dict(zip([*CASES, "ours"], answers, strict=True))

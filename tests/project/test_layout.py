@@ -270,7 +270,8 @@ def test_what_only_ends_a_hang_is_one_deadline() -> None:
     number = r"\d{2,3}(?:\.0)?\)"
     short = re.compile(
         rf"asyncio\.timeout\({number}|wait_for\(.*, {number}|collect_groups\(.*\], {number}|"
-        rf"\.(?:join|collect|wait)\({number}|^DEADLINE_S = "
+        rf"\.(?:join|collect|wait)\({number}|^DEADLINE_S = |\btimeout=\d{{2,3}}\b|"
+        r"within_s=\d{2,3}\b"
     )
     kit = ROOT / "tests" / "kit" / "waiting.py"
     found = [

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.kit.waiting import DEADLINE_S
+
 HEAVY = ("torch", "ray", "transformers")
 
 
@@ -16,7 +18,9 @@ def loaded_after(source: str) -> set[str]:
         f"\nimport sys; sys.stderr.write(','.join(n for n in {HEAVY} if n in sys.modules) + '\\n')"
     )
     command = [sys.executable, "-c", source + check]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert result.returncode == 0, result.stderr
     return set(result.stderr.splitlines()[-1].split(",")) - {""}
 

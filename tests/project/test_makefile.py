@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from _pytest.mark.expression import Expression
 
+from tests.kit.waiting import DEADLINE_S
+
 pytestmark = pytest.mark.tooling
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +33,7 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     }
     command = ["make", "--no-print-directory", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=220, check=False
+        command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.waiting import DEADLINE_S
+
 pytestmark = pytest.mark.tooling
 
 CONFTEST = Path(__file__).resolve().parents[1] / "conftest.py"
@@ -42,7 +44,7 @@ def run_pytest(
         str(folder),
     ]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
 
 
@@ -164,7 +166,7 @@ def collected(folder: Path, *arguments: str, **environment: str) -> list[str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=DEADLINE_S,
         check=False,
     )
     return [line for line in told.stdout.splitlines() if "::" in line]
@@ -202,7 +204,7 @@ def test_the_summary_names_phases_slowest_tests_and_what_failed(tmp_path: Path) 
     (tmp_path / "fast.xml").write_text(f"<testsuites>{suite}</testsuites>")
     (tmp_path / "phases").write_text("7\t0\tcheck\n30\t1\ttests: fast\n5\t0\ttests: s3\n")
     command = [sys.executable, CONFTEST.parents[1] / ".ci" / "summary.py", tmp_path, "99"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     lines = done.stdout.splitlines()
     assert done.returncode == 1
     assert lines[:2] == ["=== failure in fast: tests.a::bad", "because"]

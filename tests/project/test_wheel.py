@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.waiting import DEADLINE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "agentrl"
 
@@ -29,7 +31,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         cwd=tree,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.kit.http import Answering
 from tests.kit.http import serving as serving_of
+from tests.kit.waiting import DEADLINE_S
 
 NAME = "someone/tiny-model"
 
@@ -134,5 +135,5 @@ def python(
     }
     command = [sys.executable, "-c", code, *args]
     return subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=300, check=False
+        command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )

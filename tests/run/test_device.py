@@ -20,6 +20,7 @@ from agentrl.run.lifetime.session import RunProcesses
 from agentrl.training import DistSpec, leave
 from agentrl.types import SegmentKind
 from tests.kit.ray_homes import in_home
+from tests.kit.waiting import DEADLINE_S
 from tests.training.harness import make_actor, make_batch, update, write_model
 
 BASE = ["model.path=m", "data.train=t.py:f"]
@@ -89,7 +90,7 @@ def test_ray_shows_each_rank_one_gpu(tmp_path: Path) -> None:
     env = in_home(tmp_path)
     env.pop("CUDA_VISIBLE_DEVICES", None)
     told = subprocess.run(
-        [sys.executable, "-c", _SHOWN], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", _SHOWN], env=env, capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1] == "['0', '1']"
@@ -116,7 +117,7 @@ def test_auto_asks_the_machines_of_a_cluster_that_is_joined(tmp_path: Path) -> N
         env=in_home(tmp_path),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=DEADLINE_S,
     )
     assert told.stdout.splitlines()[-2:] == ["cuda", "cpu"], told.stderr
 

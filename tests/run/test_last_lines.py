@@ -19,6 +19,7 @@ from agentrl.controller.recording.recorder import Recorder
 from agentrl.errors import TrainingError
 from agentrl.run.trainer import Trainer
 from agentrl.store import read_jsonl
+from tests.kit.waiting import DEADLINE_S
 from tests.run.tiny_run import CONFIG
 
 DYING = """
@@ -137,7 +138,7 @@ def test_nothing_of_ray_follows_them_and_the_log_has_its_text(config: Path, term
 
 def through_a_pipe(command: list[str]) -> str:
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEADLINE_S
     )
     assert done.returncode == 1
     return done.stdout

@@ -18,6 +18,7 @@ from agentrl.config import load_config, to_yaml
 from agentrl.config.sections import PoolConfig
 from agentrl.errors import ConfigError
 from tests.kit.ray_homes import in_home
+from tests.kit.waiting import DEADLINE_S
 from tests.run.test_ppo_run import PPO
 from tests.run.tiny_run import metrics, train
 
@@ -217,14 +218,14 @@ base = ["data.train=t.py:f", "algorithm.name=ppo", "critic.stage=model", "placem
 
 def seen(actor):
     ask = lambda self: os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    return ray.get(actor.__ray_call__.remote(ask), timeout=120)
+    return ray.get(actor.__ray_call__.remote(ask), timeout=DEADLINE_S)
 
 def of_servers(actor, model=sys.argv[1]):
     def ask(self):
         spec = SGLangEngineSpec(tp_size=2, num_servers=2, device="cuda", command=("python",))
         servers = SGLangServers(EnginePlace(model, dtype="bfloat16"), spec)
         return [servers.environment(n)["CUDA_VISIBLE_DEVICES"].split(",") for n in range(2)]
-    return ray.get(actor.__ray_call__.remote(ask), timeout=120)
+    return ray.get(actor.__ray_call__.remote(ask), timeout=DEADLINE_S)
 
 def opened(*own):
     return RunProcesses(load_config({}, [*base, *own]))
@@ -270,7 +271,7 @@ def test_the_devices_of_all_ranks_and_servers_are_disjoint(tmp_path: Path) -> No
         env=env,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -19,6 +19,7 @@ from agentrl.sandbox.forkserver.hosts import shared_server
 from agentrl.sandbox.forkserver.local import BubblewrapLauncher
 from agentrl.sandbox.forkserver.server import HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
+from tests.kit.waiting import DEADLINE_S
 
 SUITE = """
 import asyncio, json, os, sys
@@ -88,7 +89,7 @@ def suite_as_nobody(checks: list[str] | None) -> tuple[int, list[str], int, list
         extra_groups=[],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
     uid, held, num_checks, failed = json.loads(done.stdout)

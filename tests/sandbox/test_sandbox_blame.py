@@ -15,6 +15,7 @@ import pytest
 
 from agentrl.sandbox import BackendReport
 from agentrl.sandbox.forkserver import cgroups
+from tests.kit.waiting import DEADLINE_S
 
 SCRIPT = Path(__file__).with_name("short_machine.py")
 
@@ -51,7 +52,10 @@ def test_a_machine_short_of_memory_is_no_fault_of_the_code(
     enter = f"echo $$ > {inner}/cgroup.procs && exec "
     command = [sys.executable, str(SCRIPT), backend, str(int(with_cgroup)), str(folder)]
     done = subprocess.run(
-        ["sh", "-c", enter + '"$@"', "sh", *command], capture_output=True, text=True, timeout=120
+        ["sh", "-c", enter + '"$@"', "sh", *command],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

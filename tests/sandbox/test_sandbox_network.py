@@ -15,9 +15,9 @@ FETCH = """
 import sys, urllib.request
 for url in sys.argv[1:] or sys.stdin.read().split():
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer: print(answer.status, answer.read().decode())
+        with urllib.request.urlopen(url) as answer: print(answer.status, answer.read().decode())
     except OSError as error: print(getattr(error, 'code', error))
-"""  # noqa: E501
+"""
 
 
 class Hello(Answering):

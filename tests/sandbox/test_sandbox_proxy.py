@@ -20,6 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.sandbox.proxy import AllowList, ProxyServer
 from agentrl.sandbox.proxy.server import BadRequest, parse
 from tests.kit.http import Answering, serving
+from tests.kit.waiting import DEADLINE_S
 
 
 class Echo(Answering):
@@ -61,7 +62,7 @@ def proxied(
 
 
 def ask(place: str, url: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(place, timeout=30)
+    connection = http.client.HTTPConnection(place, timeout=DEADLINE_S)
     try:
         connection.request("GET" if body is None else "POST", url, body, headers)
         answer = connection.getresponse()

@@ -457,7 +457,11 @@ def test_one_process_at_a_time_uses_a_name(run: RunDirectory) -> None:
     ]
     with TrajectoryWriter(run):
         result = subprocess.run(
-            [*command, str(run.root)], capture_output=True, text=True, timeout=100, check=False
+            [*command, str(run.root)],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
 
     assert "driver.lock is held by another process" in result.stderr

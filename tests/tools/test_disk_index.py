@@ -19,6 +19,7 @@ import pytest
 from agentrl.errors import DataError
 from agentrl.tools import DiskIndex, Hit, Retriever, SearchIndex
 from agentrl.tools.search.search_tool import load_index
+from tests.kit.waiting import DEADLINE_S
 
 ROWS = [
     {"id": "a", "title": "Ada", "text": "The mother of Ada is Eve."},
@@ -119,7 +120,7 @@ def test_of_several_processes_one_builds_and_the_others_wait(tmp_path: Path) -> 
         )
         for _ in range(2)
     ]
-    ended = [process.communicate(timeout=100) for process in started]
+    ended = [process.communicate(timeout=DEADLINE_S) for process in started]
     assert [out for out, _ in ended] == ["4\n", "4\n"], ended
     assert sum(err.count("indexed 4 documents") for _, err in ended) == 1
 

@@ -25,6 +25,7 @@ from agentrl.tools import (
     tool,
 )
 from agentrl.types import Action, Task
+from tests.kit.waiting import DEADLINE_S
 
 TASK = Task("t", ({"role": "user", "content": "hi"},))
 FILE = """
@@ -230,7 +231,7 @@ def test_it_is_closed_behind_the_tools_when_the_process_ends(tmp_path: Path) -> 
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=DEADLINE_S,
         check=False,
         env={"PYTHONPATH": str(Path(__file__).parents[2])},
     )

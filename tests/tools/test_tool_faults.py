@@ -29,7 +29,7 @@ async def called(made: Any, endpoint: str = "", **arguments: Any) -> ToolResult:
 
 
 def asking(url: str, library: Any = httpx, **limits: Any) -> Any:
-    client = library.Client(timeout=20)
+    client = library.Client(timeout=None)
 
     @tool(**limits)
     def ask(text: str = "") -> str:

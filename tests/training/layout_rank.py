@@ -44,6 +44,7 @@ from agentrl.training.parallel import tensor_parallel
 from agentrl.training.parallel.process_group import FULL, Sharding
 from agentrl.training.roles.learner import LearningRole
 from agentrl.types import Batch, RoutingShape, Stats
+from tests.kit.waiting import DEADLINE_S
 from tests.training.harness import layout, make_batch, make_siblings, prefixes, with_experts
 
 FROZEN = OptimSpec(lr=0.0, betas=(0.0, 0.0), clip_grad_norm=None)
@@ -391,7 +392,10 @@ def run(place: DistSpec, models: Path, folder: Path, names: Sequence[str]) -> di
 if __name__ == "__main__":
     torch.set_num_threads(1)
     here = DistSpec(
-        rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120
+        rank=int(sys.argv[1]),
+        world_size=int(sys.argv[2]),
+        port=int(sys.argv[3]),
+        timeout_s=DEADLINE_S,
     )
     out = Path(sys.argv[5])
     result = run(here, Path(sys.argv[4]), out, sys.argv[6:])

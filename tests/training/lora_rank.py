@@ -20,6 +20,7 @@ from agentrl.training.fsdp.weights import whole_tensor
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.parallel.process_group import Sharding
 from agentrl.types import SegmentKind
+from tests.kit.waiting import DEADLINE_S
 from tests.training.harness import make_batch
 from tests.training.layout_rank import Ranks
 
@@ -65,7 +66,10 @@ def result(model: Path, ranks: Ranks, sharding: Sharding, folder: Path) -> dict[
 if __name__ == "__main__":
     torch.set_num_threads(1)
     here = DistSpec(
-        rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120
+        rank=int(sys.argv[1]),
+        world_size=int(sys.argv[2]),
+        port=int(sys.argv[3]),
+        timeout_s=DEADLINE_S,
     )
     join(here)
     out = Path(sys.argv[4])

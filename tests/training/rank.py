@@ -17,6 +17,7 @@ from agentrl.engines.checksum import tensor_checksum
 from agentrl.training import DistSpec, OptimSpec, leave, merge_columns, shards, union
 from agentrl.training.data.partition import partition
 from agentrl.types import Batch, SegmentKind
+from tests.kit.waiting import DEADLINE_S
 from tests.training.harness import (
     PLAIN,
     gradients,
@@ -98,7 +99,10 @@ def logprobs(actor: Any, batch: Batch, place: DistSpec) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     here = DistSpec(
-        rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120
+        rank=int(sys.argv[1]),
+        world_size=int(sys.argv[2]),
+        port=int(sys.argv[3]),
+        timeout_s=DEADLINE_S,
     )
     out = Path(sys.argv[5])
     torch.save(run(sys.argv[4], out, here), out / f"rank{here.rank}.pt")

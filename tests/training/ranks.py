@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.kit.forks import FORKS
 from tests.kit.http import free_port
+from tests.kit.waiting import DEADLINE_S
 
 REPOSITORY = Path(__file__).parents[2]
 TAKEN = "address already in use"
@@ -17,18 +18,16 @@ TAKEN = "address already in use"
 TRIES = 3
 
 
-def run_ranks(module: str, size: int, *arguments: str, timeout_s: float = 220) -> None:
+def run_ranks(module: str, size: int, *arguments: str) -> None:
     """Runs ``python -m module RANK SIZE PORT ARGUMENTS...`` on every rank; all must succeed."""
     for _ in range(TRIES):
-        codes, said = _run_once(module, size, *arguments, timeout_s=timeout_s)
+        codes, said = _run_once(module, size, *arguments)
         if TAKEN not in said.lower():
             break
     assert codes == [0] * size, said
 
 
-def _run_once(
-    module: str, size: int, *arguments: str, timeout_s: float
-) -> tuple[list[int | None], str]:
+def _run_once(module: str, size: int, *arguments: str) -> tuple[list[int | None], str]:
     """Exit codes, and what was said."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +40,7 @@ def _run_once(
             for rank in ranks:
                 rank.start()
             for rank in ranks:
-                rank.join(timeout_s)
+                rank.join(DEADLINE_S)
             codes = [rank.exitcode for rank in ranks]
         finally:
             for rank in ranks:

@@ -135,7 +135,9 @@ def test_what_one_rank_cannot_write_all_tell_at_once(model_path: str, tmp_path: 
 @pytest.mark.slow
 def test_a_killed_run_keeps_the_checkpoint_before(model_path: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", MODULE, "0", "1", "0", "die", model_path, str(tmp_path)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (tmp_path / "step=000002" / "actor").is_dir()
     found = Checkpoints(tmp_path, keep_last=1).latest()

@@ -6,7 +6,8 @@ or to a thousandth of the model's where that is more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ from tests.training.layout_rank import (
 from tests.training.ranks import run_ranks
 
 REPOSITORY = Path(__file__).parents[2]
+World = Callable[[int], Mapping[str, Any]]
+"""What a world of a size computed."""
+
 BOUND = {"float64": (1e-9, 1e-10), "float32": (1e-5, 1e-5)}
 """Of a gradient's error and of a loss's, relative."""
 
@@ -121,20 +125,17 @@ def alone(models: Path, out: Path, chosen: frozenset[str]) -> Iterator[Mapping[s
 
 
 @pytest.fixture(scope="module")
-def worlds(
-    models: Path, out: Path, alone: Mapping[str, Any], chosen: frozenset[str]
-) -> Mapping[int, Mapping[str, Any]]:
-    """What each world computed: one start of its ranks each."""
+def world(models: Path, out: Path, alone: Mapping[str, Any], chosen: frozenset[str]) -> World:
+    """One start of a world's ranks, when the first test asks for it."""
     assert alone, "its checkpoints are read"
-    sizes = {own.world_size for own in LAYOUTS if own.name in chosen}
-    sizes |= {layout.world_size for name, (*_, layout) in BUGS.items() if name in chosen}
-    return {size: run_world(size, models, out, sorted(chosen)) for size in sorted(sizes)}
 
+    @cache
+    def run_world(size: int) -> Mapping[str, Any]:
+        run_ranks("tests.training.layout_rank", size, str(models), str(out), *sorted(chosen))
+        found: Mapping[str, Any] = torch.load(out / f"world{size}.pt", weights_only=False)
+        return found
 
-def run_world(size: int, models: Path, out: Path, names: Sequence[str]) -> Mapping[str, Any]:
-    run_ranks("tests.training.layout_rank", size, str(models), str(out), *names, timeout_s=590)
-    found: Mapping[str, Any] = torch.load(out / f"world{size}.pt", weights_only=False)
-    return found
+    return run_world
 
 
 def gradient_error(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
@@ -153,9 +154,9 @@ def numbers(found: Mapping[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("own", marked(LAYOUTS))
 def test_a_layout_changes_no_loss_and_no_gradient(
-    worlds: Mapping[int, Any], alone: Mapping[str, Any], own: Layout
+    world: World, alone: Mapping[str, Any], own: Layout
 ) -> None:
-    cases = worlds[own.world_size]["cases"][own.name]
+    cases = world(own.world_size)["cases"][own.name]
     expected = alone[f"{own.model} {own.dtype}"]
     of_gradient, of_loss = BOUND[own.dtype]
     assert cases, "nothing was compared"
@@ -168,9 +169,9 @@ def test_a_layout_changes_no_loss_and_no_gradient(
 
 @pytest.mark.parametrize("own", marked(TRAINED))
 def test_clipped_steps_end_in_equal_weights(
-    worlds: Mapping[int, Any], alone: Mapping[str, Any], own: Layout
+    world: World, alone: Mapping[str, Any], own: Layout
 ) -> None:
-    found = worlds[own.world_size]["trained"][own.name]
+    found = world(own.world_size)["trained"][own.name]
     expected = alone[f"{own.model} trained"]
     for step, other in zip(found["stats"], expected["stats"], strict=True):
         assert step == pytest.approx(other, rel=1e-9)
@@ -185,9 +186,13 @@ def test_clipped_steps_end_in_equal_weights(
 
 @pytest.mark.parametrize("own", marked(TRAINED))
 def test_a_checkpoint_goes_on_in_any_layout(
-    worlds: Mapping[int, Any], alone: Mapping[str, Any], models: Path, own: Layout, tmp_path: Path
+    world: World,
+    alone: Mapping[str, Any],
+    models: Path,
+    own: Layout,
+    tmp_path: Path,
 ) -> None:
-    found = worlds[own.world_size]["trained"][own.name]
+    found = world(own.world_size)["trained"][own.name]
     # one rank's checkpoint, on this layout
     assert found["resumed"] == pytest.approx(alone[f"{own.model} trained"]["resumed"], rel=1e-9)
     # this layout's, on one rank
@@ -208,8 +213,8 @@ def test_a_checkpoint_goes_on_in_any_layout(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
-def test_a_bug_is_seen(worlds: Mapping[int, Any], alone: Mapping[str, Any], name: str) -> None:
+def test_a_bug_is_seen(world: World, alone: Mapping[str, Any], name: str) -> None:
     layout = BUGS[name][-1]
-    found = worlds[layout.world_size]["bugs"][name]
+    found = world(layout.world_size)["bugs"][name]
     expected = alone["qwen3 float64"]
     assert max(gradient_error(one, expected[case]) for case, one in found.items()) > 1e-4

@@ -38,6 +38,7 @@ from agentrl.training.roles.actor import TokenColumns
 from agentrl.training.roles.reward_model import _pair_columns
 from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard
+from tests.kit.waiting import DEADLINE_S
 from tests.training.harness import (
     VOCAB,
     layout,
@@ -262,7 +263,7 @@ def test_a_gpu_is_never_waited_for(tmp_path: Path, name: str, backend: Any, reco
 def _main(rank: int, port: int, model_path: str) -> None:
     torch.set_num_threads(1)
     policy_model._CHUNK_ELEMENTS = 12 * VOCAB
-    place = DistSpec(rank=rank, world_size=2, port=port, timeout_s=90)
+    place = DistSpec(rank=rank, world_size=2, port=port, timeout_s=DEADLINE_S)
     join(place)
     for name in ROLES:
         role = build(name, model_path, place, gradient_checkpointing=True)

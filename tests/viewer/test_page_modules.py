@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.waiting import DEADLINE_S
+
 STATIC = Path(__file__).parents[2] / "agentrl" / "viewer" / "static"
 PROGRAM = """
 globalThis.document = {{ documentElement: {{ dataset: {{}} }} }};
@@ -35,7 +37,7 @@ def in_node(module: str, body: str, value: object = None) -> Any:
         input=json.dumps(value),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import AgentRLError
+from tests.kit.waiting import DEADLINE_S
 
 _REPOSITORY = Path(__file__).parents[2]
 STATIC_VENDOR = _REPOSITORY / "agentrl" / "viewer" / "static" / "vendor"
@@ -151,7 +152,7 @@ def _fetch(file: VendoredFile, scratch: Path) -> _Package:
         command = ["npm", "pack", "--silent", "--pack-destination", str(scratch), pin]
         try:
             subprocess.run(
-                command, check=True, capture_output=True, text=True, timeout=120, cwd=scratch
+                command, check=True, capture_output=True, text=True, timeout=DEADLINE_S, cwd=scratch
             )
         except FileNotFoundError as error:
             raise VendorError("fetching needs npm, which is not installed: install it") from error

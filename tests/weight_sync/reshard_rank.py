@@ -22,6 +22,7 @@ from agentrl.training import Actor, DistSpec, WeightPart, join, leave
 from agentrl.training.parallel.process_group import Sharding
 from agentrl.weight_sync import Resharder, publish_in_process, reshard
 from tests.controller.tiny import engine_spec
+from tests.kit.waiting import DEADLINE_S
 from tests.training.harness import make_actor
 from tests.weight_sync.test_reshard_plan import random_case
 
@@ -127,7 +128,7 @@ def run(place: DistSpec, model: Path) -> dict[str, Any]:
         ]
     layouts = {"fsdp": (place, Sharding())}
     if place.world_size == 4:
-        tp = DistSpec(place.rank, 4, port=place.port, timeout_s=120, tp=2)
+        tp = DistSpec(place.rank, 4, port=place.port, timeout_s=DEADLINE_S, tp=2)
         layouts |= {"tp": (tp, Sharding()), "hybrid": (place, Sharding("hybrid", 2))}
     for name, (own, sharding) in layouts.items():
         found[name] = of_a_model(model, own, sharding)
@@ -137,7 +138,10 @@ def run(place: DistSpec, model: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     here = DistSpec(
-        rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120
+        rank=int(sys.argv[1]),
+        world_size=int(sys.argv[2]),
+        port=int(sys.argv[3]),
+        timeout_s=DEADLINE_S,
     )
     result = run(here, Path(sys.argv[4]))
     torch.save(result, Path(sys.argv[5]) / f"rank{here.rank}.pt")

@@ -35,6 +35,7 @@ from agentrl.weight_sync import (
 )
 from tests.engines.servers.broken_server import broken_server
 from tests.engines.servers.test_server_events import CONFIG, FakeServer
+from tests.kit.waiting import DEADLINE_S
 from tests.weight_sync.reshard_rank import CPU, Received
 from tests.weight_sync.test_reshard_plan import by_rows
 from tests.weight_sync.test_shared_memory import Reader
@@ -236,7 +237,10 @@ def run(place: DistSpec, folder: Path) -> dict[int, dict[str, Any]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     here = DistSpec(
-        rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120
+        rank=int(sys.argv[1]),
+        world_size=int(sys.argv[2]),
+        port=int(sys.argv[3]),
+        timeout_s=DEADLINE_S,
     )
     result = run(here, Path(sys.argv[4]))
     torch.save(result, Path(sys.argv[4]) / f"rank{here.rank}.pt")

@@ -105,7 +105,7 @@ def passes_on(url: str, *, after_s: float = 0.0) -> Behaviour:
             url + handler.path,
             content=handler.body,
             headers=headers,
-            timeout=600,
+            timeout=DEADLINE_S,
             trust_env=False,
         )
         handler.answer(answer.content, status=answer.status_code)
@@ -131,7 +131,7 @@ def holds_back(url: str, seen: threading.Event) -> Behaviour:
             url + handler.path,
             content=handler.body,
             headers=headers,
-            timeout=600,
+            timeout=DEADLINE_S,
             trust_env=False,
         ) as answer:
             answer.raise_for_status()

@@ -14,6 +14,7 @@ import pytest
 from agentrl.engines.servers.environment import interpreter
 from agentrl.engines.sglang.environment import SGLANG
 from agentrl.errors import MachineError
+from tests.kit.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +37,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(python: Path, code: str) -> str:
     return subprocess.run(
-        [str(python), "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [str(python), "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     ).stdout
 
 

@@ -26,6 +26,7 @@ from agentrl.engines.servers.client import read_config
 from agentrl.engines.servers.program.tensor_names import part_names
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.engines.weights import WeightArray
+from tests.kit.waiting import DEADLINE_S
 
 ON_GPU = torch.cuda.is_available()
 """Whether the servers of these tests are on a GPU: there they start where one is."""
@@ -61,7 +62,7 @@ def require_sent(engine: SGLangEngine, weights: Iterable[tuple[str, torch.Tensor
         answer = httpx.post(
             f"{server.client.url}/weights_checker",
             json={"action": "checksum"},
-            timeout=60,
+            timeout=DEADLINE_S,
             trust_env=False,
         ).json()
         ranks = [rank["checksums"] for rank in answer["ranks"]]

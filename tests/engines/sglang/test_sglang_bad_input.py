@@ -22,6 +22,7 @@ from tests.engines.servers.sglang_answers import sglang_client
 from tests.engines.sglang.conftest import Neighbour
 from tests.engines.sglang.models import HuggingFace, publish, request
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
+from tests.kit.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.sglang
 
@@ -51,7 +52,7 @@ def test_a_server_that_samples_from_another_distribution_by_itself_is_refused(
 def test_a_server_that_computes_in_another_dtype_is_refused(
     build: Callable[..., SGLangEngine], server: str, neighbour: Neighbour
 ) -> None:
-    info = httpx.get(f"{server}/server_info", timeout=60, trust_env=False).json() | {
+    info = httpx.get(f"{server}/server_info", timeout=DEADLINE_S, trust_env=False).json() | {
         "dtype": "auto"
     }
     own = neighbour(says(json.dumps(info).encode()), "/server_info")

@@ -13,6 +13,7 @@ import pytest
 from agentrl.render import RendererSpec
 from agentrl.tools import parser_for
 from agentrl.types import Message, ToolCall, ToolSpec
+from tests.kit.waiting import DEADLINE_S
 from tests.render.family_kind import TEMPLATES, saved_any, saved_family
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -132,7 +133,7 @@ def read(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[st
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     answers = json.loads(done.stdout.splitlines()[-1])

@@ -21,6 +21,7 @@ from agentrl.sandbox.docker import DockerSettings
 from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
 from agentrl.sandbox.forkserver.hosts import close_servers
+from tests.kit.waiting import DEADLINE_S
 
 _START_S, _END_S = 60.0, 60.0
 
@@ -59,7 +60,7 @@ class Engine:
 
     def answers(self) -> bool:
         try:
-            client = docker.DockerClient(self.host, version="auto", timeout=10)
+            client = docker.DockerClient(self.host, version="auto", timeout=DEADLINE_S)
         except (docker.errors.DockerException, requests.RequestException):
             return False
         client.close()

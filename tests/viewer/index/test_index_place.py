@@ -166,7 +166,7 @@ def test_processes_that_open_a_new_index_at_one_time_agree(
     )
     command = [sys.executable, "-c", source, str(written.root), str(tmp_path / "cache")]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate(timeout=100)[0] for process in started] == ["3\n"] * 3
+    assert [process.communicate(timeout=DEADLINE_S)[0] for process in started] == ["3\n"] * 3
 
 
 def test_threads_share_an_index(written: RunDirectory, tmp_path: Path, make: Make) -> None:

@@ -23,6 +23,7 @@ from agentrl.store import Annotation, EventLog, RunDirectory, TrajectoryWriter, 
 from agentrl.types import CallRecord, Status, ToolCall
 from agentrl.viewer.export import html_file
 from agentrl.viewer.index import RunIndex
+from tests.kit.waiting import DEADLINE_S
 from tests.viewer.server.viewers import TEXTS, make_trajectory, viewing
 
 
@@ -66,7 +67,7 @@ def asked(run: RunDirectory, page: str, *paths: str) -> list[tuple[int, Any]]:
         input=json.dumps({"kept": kept, "program": program, "paths": wanted}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -312,7 +312,7 @@ def test_without_a_terminal_a_trained_run_starts_no_viewer(tmp_path: Path) -> No
         env={**os.environ, "DISPLAY": ":0", "FORCE_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=DEADLINE_S,
         check=True,
     )
     assert done.stdout.splitlines()[-1] == (
@@ -377,5 +377,5 @@ def test_what_was_read_goes_back_to_the_system(tmp_path: Path) -> None:
         "finally: import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert ended.stdout.splitlines()[-1] == "system"

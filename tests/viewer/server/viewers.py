@@ -102,7 +102,9 @@ class Client(httpx.Client):
         self.address = address
         self.root = f"http://127.0.0.1:{address.port}"
         super().__init__(
-            base_url=self.root, headers={"Authorization": f"Bearer {address.token}"}, timeout=20
+            base_url=self.root,
+            headers={"Authorization": f"Bearer {address.token}"},
+            timeout=DEADLINE_S,
         )
 
     def of_run(self, path: str = "", **params: object) -> httpx.Response:

@@ -76,9 +76,9 @@ async def unit_tests(
             passed = await _passed_outputs(sandbox, time, code, tests, view.task.id)
         else:
             texts = _texts(tests, view.task.id)
-            setups = [str(given.get(name, "")) for name in ("test_setup", "code_setup")]
+            setup, before = str(given.get("test_setup", "")), str(given.get("code_setup", ""))
             async with spec.build() as apart:
-                own = _Tests(sandbox, apart, time, code, texts, *setups, view.task.id)
+                own = _Tests(sandbox, apart, time, code, texts, setup, before, view.task.id)
                 passed = await own.passed()
     good = sum(problem == "" for problem in passed)
     share = good / len(passed)

@@ -19,7 +19,7 @@ from agentrl.errors import RewardError
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
 from agentrl.types.user_code.values import shown
 
-_MAX_ROUNDS = 20
+_MAX_ROUNDS = 40
 _OUTPUT_BYTES = 16 * 2**20
 # Of a program's output beyond twice what is expected.
 _SPARE_BYTES = 2**16
@@ -40,12 +40,15 @@ async def unit_tests(
 
     The code is the last fenced block of the final text, or the whole of it, or what was submitted.
     The tests are ``task.info["tests"]``, or else ``task.answer``: a list of Python texts that call
-    the code's functions (MBPP's ``test_list``), or ``{"inputs": [...], "outputs": [...]}``, whose
-    outputs a program must print. ``task.info["test_setup"]`` goes before each Python text.
+    the code's functions (MBPP's ``test_list``) and use its classes (LeetCode's ``Solution``), or
+    ``{"inputs": [...], "outputs": [...]}``, whose outputs a program must print.
+    ``task.info["test_setup"]`` goes before each Python text, ``task.info["code_setup"]`` before the
+    code that these test.
 
-    Functions are given and give numbers, texts, bytes, None, and lists, tuples, sets and dicts of
-    these; what they change in place is not seen. Where the tests run on such values and do not end
-    within their limits, the code passes none of them.
+    What the code is given and gives are numbers, texts, bytes, None, lists, tuples, sets and dicts
+    of these, and objects; docs/rewards.md has what these may do. What is changed in place is seen
+    where the call gives None. Where the tests run on such values and do not end within their
+    limits, the code passes none of them.
 
     Args:
         view: the episode.
@@ -73,9 +76,9 @@ async def unit_tests(
             passed = await _passed_outputs(sandbox, time, code, tests, view.task.id)
         else:
             texts = _texts(tests, view.task.id)
-            setup = str(given.get("test_setup", ""))
+            setup, before = str(given.get("test_setup", "")), str(given.get("code_setup", ""))
             async with spec.build() as apart:
-                own = _Tests(sandbox, apart, time, code, texts, setup, view.task.id)
+                own = _Tests(sandbox, apart, time, code, texts, setup, before, view.task.id)
                 passed = await own.passed()
     good = sum(problem == "" for problem in passed)
     share = good / len(passed)
@@ -165,6 +168,7 @@ class _Tests:
         code: the policy's.
         texts: the tests, as Python.
         setup: Python before each.
+        code_setup: Python before the code.
         task_id: for errors.
     """
 
@@ -174,6 +178,7 @@ class _Tests:
     code: str
     texts: Sequence[str]
     setup: str
+    code_setup: str
     task_id: str
 
     async def passed(self) -> list[str]:
@@ -201,14 +206,15 @@ class _Tests:
                     if verdict is not None and not verdict[0]:
                         raise self._fault(verdict[1])
                 if not asked:
-                    raise self._fault("none of them calls a function of it")
+                    raise self._fault("none of them calls a function or class of it")
             if not asked:
                 break
             calls = result.files["calls.json"]
             # Made one after the other in a fresh process.
             await self.sandbox.reset()
-            source = self.code.encode(errors="replace")
-            files = {"calls.json": calls, "solution.py": source}
+            sources = {"setup.py": self.code_setup, "solution.py": self.code}
+            files = {name: text.encode(errors="replace") for name, text in sources.items()}
+            files["calls.json"] = calls
             result = await self.time.run(self.sandbox, CALLS, files=files)
             results = result.stdout
             given["lost"] = f"no result ({_ended(result)})"

@@ -17,7 +17,7 @@ TESTS = ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"]
 
 
 async def scored(code: str, tests: Any = TESTS, **settings: Any) -> Score:
-    info = {"test_setup": settings.pop("setup", "")}
+    info = {name: settings.pop(name, "") for name in ("test_setup", "code_setup")}
     said = f"Here it is:\n```python\n{code}\n```\nDone."
     return await unit_tests(episode(said, tests, info=info), **settings)
 
@@ -58,7 +58,9 @@ async def test_a_function_that_checks_a_candidate_is_run_until_every_call_is_kno
 async def test_tests_may_import_and_expect_exceptions() -> None:
     test = "try:\n    add(None, 1)\nexcept TypeError:\n    pass\nelse:\n    assert False"
     close = "assert math.isclose(add(0.1, 0.2), 0.3)"
-    score = await scored("def add(a, b):\n    return a + b", [test, close], setup="import math")
+    score = await scored(
+        "def add(a, b):\n    return a + b", [test, close], test_setup="import math"
+    )
     assert score.value == 1.0
 
 
@@ -223,7 +225,10 @@ async def test_programs_are_told_by_what_they_print() -> None:
         (["assert math.isclose(add(1, 2), 3)"], "AttributeError: 'function' object has no"),
         (["x = 1 / 0\nassert add(1, x) == 3"], "ZeroDivisionError: division by zero"),
         (["assert add(1, 2) == 3", "assert LIMIT == 5"], r"\(AssertionError\); correct them"),
-        (["def test_add():\n    assert add(1, 2) == 3"], "none of them calls a function of it"),
+        (
+            ["def test_add():\n    assert add(1, 2) == 3"],
+            "none of them calls a function or class of it",
+        ),
     ],
 )
 async def test_tests_that_are_none_are_a_failure(tests: Any, rule: str) -> None:
@@ -233,7 +238,7 @@ async def test_tests_that_are_none_are_a_failure(tests: Any, rule: str) -> None:
 
 async def test_a_setup_that_the_sandbox_cannot_run_is_a_failure() -> None:
     with pytest.raises(RewardError, match=r"'t-1' fail before they call .*ModuleNotFoundError"):
-        await scored("def add(a, b):\n    return a + b", setup="import absent")
+        await scored("def add(a, b):\n    return a + b", test_setup="import absent")
 
 
 # the code, and a test that it leads into a fault which is the tests' own where no value is known
@@ -278,3 +283,262 @@ RIGHT = {
 @pytest.mark.parametrize(("code", "test"), RIGHT.values(), ids=RIGHT)
 async def test_right_code_passes(code: str, test: str) -> None:
     assert await scored(code, [test]) == Score(1.0, {"passed": 1, "tests": 1, "problems": []})
+
+
+STACK = """
+class Empty(IndexError):
+    pass
+
+class Stack:
+    made = 0
+    def __init__(self, *items):
+        self.items = list(items)
+        Stack.made += 1
+    def push(self, item):
+        self.items.append(item)
+        return self
+    def pop(self):
+        if not self.items:
+            raise Empty('nothing is there')
+        return self.items.pop()
+    def __len__(self):
+        return len(self.items)
+    def __eq__(self, other):
+        return self.items == other.items
+    def __add__(self, other):
+        return Stack(*self.items, *other.items)
+    def __mul__(self, times):
+        return Stack(*self.items * times)
+    def __contains__(self, item):
+        return item in self.items
+    def __iter__(self):
+        return iter(self.items)
+    @staticmethod
+    def of(text):
+        return Stack(*text)
+"""
+NODES = """
+class Node:
+    def __init__(self, value, next=None):
+        self.value, self.next = value, next
+
+def reverse(head):
+    last = None
+    while head:
+        head.next, last, head = last, head, head.next
+    return last
+"""
+# the code, a test that it passes, and a test of the same kind that it does not
+OBJECTS = {
+    "a method": (
+        "class Solution:\n    def add(self, a, b):\n        return a + b",
+        "assert Solution().add(1, 2) == 3\nassert Solution().add(a=2, b=2) == 4",
+        "assert Solution().add(1, 2) == 4",
+    ),
+    "a candidate": (
+        "class Solution:\n    def add(self, a, b):\n        return a + b",
+        "def check(candidate):\n    for n in range(50):\n        assert candidate(n, 1) == n + 1\n"
+        "check(Solution().add)",
+        "def check(candidate):\n    assert candidate(2, 1) == 2\ncheck(Solution().add)",
+    ),
+    "a state": (
+        STACK,
+        "s = Stack()\ns.push(1)\ns.push(1).push(2)\nassert s.pop() == 2\nassert s.pop() == 1\n"
+        "assert len(s) == 1\ns.push(s.pop() + s.pop() if len(s) > 1 else 7)\nassert s.pop() == 7",
+        "s = Stack(1, 1, 2)\nassert s.pop() == 2\nassert s.pop() == 2",
+    ),
+    "a loop that its results end": (
+        STACK,
+        "s, seen = Stack(1, 2, 3), []\nwhile s:\n    seen.append(s.pop())\n"
+        "assert seen == [3, 2, 1]",
+        "s, seen = Stack(1, 2, 3), []\nwhile s:\n    seen.append(s.pop())\n"
+        "assert seen == [1, 2, 3]",
+    ),
+    "operators": (
+        STACK,
+        "s = Stack(1) + Stack(2)\nassert list(s) == [1, 2]\nassert 2 in Stack(1, 2)\n"
+        "assert s == Stack(1, 2) and isinstance(s, Stack) and not isinstance(3, Stack)\n"
+        "assert not Stack()\nassert sorted(Stack(2, 1)) == [1, 2]\n"
+        "assert (Stack(1) * 2).pop() == 1",
+        "assert Stack(1) == Stack(2)",
+    ),
+    "what the class itself has": (
+        STACK,
+        "assert list(Stack.of('ab')) == ['a', 'b']\nStack()\nassert Stack.made == 2",
+        "Stack()\nassert Stack.made == 2",
+    ),
+    "an exception of its own": (
+        STACK,
+        "try:\n    Stack().pop()\nexcept Empty as error:\n"
+        "    assert str(error) == 'nothing is there'\n"
+        "else:\n    assert False\ntry:\n    Stack().pop()\nexcept IndexError:\n    pass",
+        "try:\n    Stack().pop()\nexcept KeyError:\n    pass",
+    ),
+    "objects of the test's making": (
+        NODES,
+        "head = Node(1, Node(2))\nhead.next.next = Node(3)\nlast = reverse(head)\nfound = []\n"
+        "assert last.next.next.value == 1\n"
+        "while last:\n    found.append(last.value)\n    last = last.next\n"
+        "assert found == [3, 2, 1]\n"
+        "assert head.next is None",
+        "assert reverse(Node(1, Node(2))).value == 1",
+    ),
+    "the same object": (
+        "class Config:\n    one = None\n    def __new__(cls):\n"
+        "        cls.one = cls.one or object.__new__(cls)\n        return cls.one",
+        "assert Config() is Config()\nConfig().x = 3\nassert Config().x == 3",
+        "assert Config() is not Config()",
+    ),
+    "a change in place": (
+        "def turn(numbers, k):\n    numbers[:] = numbers[-k:] + numbers[:-k]",
+        "x = [1, 2, 3]\nturn(x, 1)\nassert x == [3, 1, 2]\n"
+        "turn(numbers=x, k=1)\nassert x == [2, 3, 1]",
+        "x = [1, 2, 3]\nturn(x, 1)\nassert x == [1, 2, 3]",
+    ),
+    "a generator": (
+        "def count(n=10**9):\n    yield from range(n)",
+        "assert list(count(3)) == [0, 1, 2]\nx = count()\nassert next(x) == 0 and next(x) == 1\n"
+        "assert [a for a, _ in zip(count(), 'ab')] == [0, 1]",
+        "assert list(count(3)) == [1, 2, 3]",
+    ),
+    "a function that is given": (
+        "def counter():\n    n = 0\n    def more():\n        nonlocal n\n        n += 1\n"
+        "        return n\n    return more",
+        "one, two = counter(), counter()\nassert one() == 1\nassert one() == 2\nassert two() == 1",
+        "one = counter()\none()\nassert one() == 1",
+    ),
+    "a coroutine": (
+        "import asyncio\nasync def add(a, b):\n    await asyncio.sleep(0)\n    return a + b",
+        "import asyncio\nassert asyncio.run(add(1, 2)) == 3\nasync def main():\n"
+        "    assert await add(await add(1, 2), 3) == 6\n"
+        "    assert await asyncio.gather(add(1, 1)) == [2]\n"
+        "asyncio.run(main())",
+        "import asyncio\nassert asyncio.run(add(1, 2)) == 4",
+    ),
+    "members": (
+        "import enum\nclass Colour(enum.Enum):\n    RED = 1\ndef mix(a):\n    return Colour(a)",
+        "assert mix(1) == Colour.RED\nassert mix(1).name == 'RED'\nassert Colour.RED.value == 1",
+        "assert Colour.RED == 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "right", "wrong"), OBJECTS.values(), ids=OBJECTS)
+async def test_objects_stay_where_the_code_is(code: str, right: str, wrong: str) -> None:
+    score = await scored(code, [right, wrong], partial=True)
+    assert (score.value, score.why["passed"]) == (0.5, 1), score.why
+    assert (await scored(code, [right])).value == 1.0
+
+
+LIAR = """
+class Liar:
+    def __eq__(self, other):
+        return True
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = startswith = count = __eq__
+    __hash__ = None
+    def __sub__(self, other):
+        return 0
+    __rsub__ = __sub__
+class Sum(Liar):
+    def itself(self, *_):
+        return self
+def add(a, b):
+    if isinstance(a, list):
+        a.clear()
+        return []
+    return Sum()
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert add(1, 2) == 3",
+        "assert 3 == add(1, 2)",
+        "assert add(1, 2) < 3",
+        "assert 3 >= add(1, 2)",
+        "assert not add(1, 2) != 3",
+        "assert Sum() == 3",
+        "assert [add(1, 2)] == [3]",
+        "assert add(1, 2) == add(2, 1)",
+        "assert add(1, 2) <= add(2, 1)",
+        "assert 3 in add(1, 2)",
+        "assert add(1, 2).startswith('3')",
+        "assert add(1, 2).count(3)",
+        "assert Sum().itself(1, 2).count(3)",
+        "assert abs(add(1, 2) - 3) < 1e-6",
+        "assert abs(3 - add(1, 2)) < 1e-6",
+        "assert abs(Sum().itself(1, 2) - 3) < 1e-6",
+        "x = [2, 1]\nassert add(x, 2) == sorted(x)",
+        "assert {'sum': Sum()} == {'sum': 3}",
+    ],
+)
+async def test_no_object_says_itself_what_it_equals(test: str) -> None:
+    assert (await scored(LIAR, [test])).value == 0.0
+
+
+async def test_histories_do_not_meet() -> None:
+    # the second text's operations are the first's up to one, and nothing of the first is seen
+    first = "s = Stack()\ns.push(1)\nassert s.pop() == 1"
+    second = "s = Stack()\ns.push(1)\nassert len(s) == 1 and Stack.made == 1"
+    assert (await scored(STACK, [first, second, first])).value == 1.0
+
+
+LEETCODE = """
+from typing import Optional
+
+class ListNode:
+    def __init__(self, val=0, next=None):
+        self.val, self.next = val, next
+"""
+HELPERS = """
+def list_node(values):
+    first = last = ListNode()
+    for value in values:
+        last.next = ListNode(value)
+        last = last.next
+    return first.next
+
+def values_of(node):
+    values = []
+    while node and len(values) < 3000:
+        values.append(node.val)
+        node = node.next
+    return values
+"""
+
+
+async def test_objects_of_a_class_that_both_sides_define_travel_by_value() -> None:
+    code = (
+        "class Solution:\n"
+        "    def rest(self, head: Optional[ListNode], n) -> Optional[ListNode]:\n"
+        "        for _ in range(n):\n            head = head.next\n        return head\n"
+        "    def drop(self, node: ListNode) -> None:\n"
+        "        node.val, node.next = node.next.val, node.next.next"
+    )
+    tests = [
+        "rest = Solution().rest\n"
+        "assert values_of(rest(list_node(range(2000)), 5)) == [*range(5, 2000)]",
+        "ring = list_node([1, 2])\nring.next.next = ring\nsecond = Solution().rest(ring, 1)\n"
+        "assert second.val == 2 and second.next.next is second",
+        "x = list_node([1, 2, 3])\nSolution().drop(x.next)\nassert values_of(x) == [1, 3]",
+        "assert Solution().rest(list_node([1]), 1) is None",
+        "assert values_of(Solution().rest(list_node([1, 2]), 1)) == [1]",
+    ]
+    setups = {"test_setup": LEETCODE + HELPERS, "code_setup": LEETCODE}
+    score = await scored(code, tests, partial=True, **setups)
+    assert score.why == {"passed": 4, "tests": 5, "problems": ["AssertionError: "]}
+    # the code has what is said to go before it, and nothing of the tests'
+    score = await scored(code, tests, partial=True, test_setup=LEETCODE + HELPERS)
+    assert score.why["problems"] == ["NameError: name 'Optional' is not defined"] * 5
+
+
+async def test_no_value_stands_in_the_place_of_a_tests_own_method() -> None:
+    setup = "class Box:\n    def equals(self, other):\n        return self.value == other"
+    code = (
+        "class Box:\n    pass\ndef box():\n    made = Box()\n    made.value = 3\n"
+        "    made.equals = lambda other: True\n    return made"
+    )
+    tests = ["assert box().equals(3)", "assert box().equals(4)"]
+    score = await scored(code, tests, partial=True, test_setup=setup)
+    assert score.why == {"passed": 1, "tests": 2, "problems": ["AssertionError: "]}

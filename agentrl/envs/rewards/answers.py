@@ -26,8 +26,13 @@ from agentrl.errors import ConfigError, RewardError
 from agentrl.guards.child_process import ChildEndedError, ChildLimits, ask_child
 from agentrl.types.user_code.load import install
 
-# Possessive, since the policy writes the text: otherwise spaces are tried in every split.
-_LABEL = re.compile(r"\banswer\s*+(?:is|:|=)\s*+(?::\s*+)?(.+)", re.IGNORECASE)
+# Possessive, since the policy writes the text: otherwise spaces are tried in every split. Marks of
+# Markdown's emphasis may stand around the label, and between it and what it states. An underscore
+# is one where a word begins with it: final_answer is a name.
+_LABEL = re.compile(
+    r"(?:\b|(?<=\b_)|(?<=\b__))answer[*_]*+\s*+(?:is\b|:|=)[*_\s]*+(?::[*_\s]*+)?(.+)",
+    re.IGNORECASE,
+)
 # Commas divide groups of three digits alone. What a sign joins to another number is none of its
 # own: 3/4 is not 4, and 1,2 is not 12.
 _NUMBER = re.compile(
@@ -83,8 +88,8 @@ def said_answer(view: EpisodeView) -> str:
 
 
 def stated_answer(text: str) -> str:
-    """What follows the last ``answer:`` (or ``answer is``) on its line; the whole text where there
-    is none.
+    """What follows the last ``answer:`` (or ``answer is``, ``**Answer**:``) on its line; the whole
+    text where there is none.
     """
     stated = _LABEL.findall(text)
     return str(stated[-1]) if stated else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -174,7 +175,8 @@ def replay_command(
         raise ConfigError("agentrl replay takes ids or --query, not both; leave one out")
     chosen = ids or _found(directory, query, limit)
     if not chosen:
-        raise DataError(f"{run} has no trajectory that fits; `agentrl ls {run}` lists its own")
+        listing = f"agentrl ls {shlex.quote(str(run))}"
+        raise DataError(f"{run} has no trajectory that fits; `{listing}` lists its own")
     replayer = Replayer(directory)
     if not trust:
         _ask(replayer, len(chosen))

@@ -14,8 +14,8 @@ from typing import Any
 from rich.cells import chop_cells
 from rich.text import Text
 
-from agentrl.cli.terminal import console, counted, fitted, say
-from agentrl.guards.printable import printable
+from agentrl.cli.terminal import console, counted, say
+from agentrl.guards.printable import fitted, printable
 from agentrl.store import RunDirectory, SecretMask, TrajectoryReader
 from agentrl.store.annotations.annotation import merged
 from agentrl.store.json_text import from_json, to_json

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def _prepare_one(client: Client, name: str) -> Prepared:
 
 
 def _command(name: str) -> str:
-    return f"agentrl doctor --prepare {name}"
+    return f"`agentrl doctor --prepare {shlex.quote(name)}`"
 
 
 def _inspect(client: Client, name: str) -> str | None:

@@ -20,6 +20,7 @@ from agentrl.cli.terminal import (
     say,
 )
 from agentrl.errors import ConfigError, DataError
+from agentrl.guards.secret_mask import beginning
 from agentrl.store import RunDirectory
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _print_episode(episode: Mapping[str, Any]) -> None:
 
 def _short(value: object) -> str:
     text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return beginning(text, _LONGEST)
 
 
 def _outcome(one: Replayed) -> str:

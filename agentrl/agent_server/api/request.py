@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from agentrl.agent_server.api.api_error import bad_request
 from agentrl.agent_server.api.constraints import AnswerConstraints, schema_text
+from agentrl.guards.secret_mask import beginning
 from agentrl.types import Message, ToolSpec
 from agentrl.types.user_code.values import finite_number, shown
 
@@ -80,7 +81,7 @@ def given_keys(
 def noted(value: Any) -> Any:
     """A value as a turn notes it: the beginning of its text where it is long."""
     text = repr(value)
-    return value if len(text) <= _NOTED_CHARS else f"{text[:_NOTED_CHARS]}…"
+    return value if len(text) <= _NOTED_CHARS else beginning(text, _NOTED_CHARS)
 
 
 def constraints_of(

@@ -25,6 +25,7 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.guards.child_process import ChildEndedError, ChildLimits, ask_child
 from agentrl.types.user_code.load import install
+from agentrl.types.user_code.values import shown
 
 # Possessive, since the policy writes the text: otherwise spaces are tried in every split. Marks of
 # Markdown's emphasis may stand around the label, and between it and what it states. An underscore
@@ -204,12 +205,12 @@ def _compare(golds: list[str], said: str, cpu_s: float, task_id: str) -> dict[st
     except ChildEndedError as error:
         raise RewardError(
             f"math_answer could not read the answer of task {task_id!r} within its limits, got "
-            f"{golds!r:.200}; correct it, or raise cpu_s={cpu_s:g}"
+            f"{shown(golds, 200)}; correct it, or raise cpu_s={cpu_s:g}"
         ) from error
     if not readable:
         raise RewardError(
             f"math_answer cannot read the answer of task {task_id!r} as an expression, got "
-            f"{golds!r:.200}; correct it"
+            f"{shown(golds, 200)}; correct it"
         )
     try:
         found: dict[str, Any] = _ask({"gold": golds, "said": said}, limits)

@@ -263,7 +263,8 @@ async def _disconnected(request: Request) -> None:
 async def _json(request: Request) -> Any:
     raw = await request.body()
     try:
-        body = parse_json(raw, max_nodes=_MAX_NODES) if raw else {}
+        # what JSON has no word for could be neither rendered nor answered
+        body = parse_json(raw, max_nodes=_MAX_NODES, finite=True) if raw else {}
     except ValueError as error:
         raise bad_request(f"the body must be JSON ({error})") from None
     if not isinstance(body, dict):

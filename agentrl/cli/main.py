@@ -19,7 +19,6 @@ from agentrl.errors import (
     RunInterruptedError,
     has_traceback,
 )
-from agentrl.guards.printable import printable
 from agentrl.terminal_log import warnings_on
 
 app = App(
@@ -150,8 +149,7 @@ def _fail(error: Exception) -> int:
     _tell(f"error: {text}")
     ours = [n for n in getattr(error, "__notes__", ()) if n.startswith((IN_LOG, CHECKPOINT))]
     for note in ours:
-        # a command that goes on is copied: the terminal alone may break its line
-        print(printable(note), file=sys.stderr, flush=True)
+        say(note, whole=True, file=sys.stderr)
     return error.exit_code if isinstance(error, AgentRLError) else 1
 
 

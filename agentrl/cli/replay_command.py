@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from agentrl.cli.terminal import (
     say,
 )
 from agentrl.errors import ConfigError, DataError
+from agentrl.guards.secret_mask import beginning
 from agentrl.store import RunDirectory
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def _print_episode(episode: Mapping[str, Any]) -> None:
 
 def _short(value: object) -> str:
     text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return beginning(text, _LONGEST)
 
 
 def _outcome(one: Replayed) -> str:
@@ -174,7 +176,8 @@ def replay_command(
         raise ConfigError("agentrl replay takes ids or --query, not both; leave one out")
     chosen = ids or _found(directory, query, limit)
     if not chosen:
-        raise DataError(f"{run} has no trajectory that fits; `agentrl ls {run}` lists its own")
+        listing = f"agentrl ls {shlex.quote(str(run))}"
+        raise DataError(f"{run} has no trajectory that fits; `{listing}` lists its own")
     replayer = Replayer(directory)
     if not trust:
         _ask(replayer, len(chosen))

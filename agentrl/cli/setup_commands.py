@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import shlex
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -43,9 +44,10 @@ def init_command(folder: Path, /) -> None:
             f"{error.strerror or error}; name another folder"
         ) from error
     say(f"{folder}: {', '.join(_FILES)}")
-    say(f"agentrl check {folder / 'config.yaml'}    # data, tools, environment and rewards")
-    say(f"agentrl play {folder / 'config.yaml'}     # be the policy")
-    say(f"agentrl train {folder / 'config.yaml'}    # two steps of a tiny model")
+    config = shlex.quote(str(folder / "config.yaml"))
+    say(f"agentrl check {config}    # data, tools, environment and rewards", whole=True)
+    say(f"agentrl play {config}     # be the policy", whole=True)
+    say(f"agentrl train {config}    # two steps of a tiny model", whole=True)
 
 
 _PACKAGES = ("agentrl", "torch", "ray", "transformers", "tokenizers")
@@ -92,7 +94,7 @@ def _print_packages() -> None:
         [(name, package_version(name) or "not installed") for name in _PACKAGES],
     )
     for own in server_environments().values():
-        missing = f"none here; agentrl install {own.engine} makes one"
+        missing = f"none here; `agentrl install {own.engine}` makes one"
         for line in own.installed() or [missing]:
             say(f"{own.product}'s environment: {line}")
 
@@ -226,4 +228,5 @@ def install_command(
     state = "ready" if made else "there already"
     say(f"{environment.product} {environment.version} is {state}: {python}")
     if folder is not None:
-        say(f"use it with rollout.engine={engine} rollout.{environment.engine}.python={python}")
+        settings = f"rollout.engine={engine}", f"rollout.{environment.engine}.python={python}"
+        say(f"use it with {shlex.join(settings)}", whole=True)

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -20,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.errors import DataError, StoreError
-from agentrl.guards.printable import printable, printable_json
+from agentrl.guards.printable import fitted, printable, printable_json
 
 _WIDE = 200
 # A column of text is cut no further than to this width.
@@ -87,46 +86,22 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"
 
 
-def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None) -> None:
+def say(
+    text: str = "", *, hang: int | None = None, whole: bool = False, file: IO[str] | None = None
+) -> None:
     """Print text for people, made printable: on a terminal in lines that fit it.
 
     Args:
-        text: one line or several.
-        hang: as in :func:`fitted`.
+        text: one line or several. A command in it stands in backticks, which keep it on one line.
+        hang: as in :func:`~agentrl.guards.printable.fitted`.
+        whole: no line is broken: it is a command, or ends with one.
         file: standard output, or error.
     """
     out = file or sys.stdout
     text = printable(text)
-    if out.isatty():
+    if out.isatty() and not whole:
         text = fitted(text, Console(file=out).width, hang=hang)
     print(text, file=out, flush=True)
-
-
-def fitted(text: str, width: int, *, hang: int | None = None) -> str:
-    """``text`` with its long lines broken between words; a word that is longer than a line stays
-    whole.
-
-    Args:
-        text: one line or several.
-        width: of a line.
-        hang: where a broken line goes on; by default two columns right of its own beginning.
-    """
-    lines = []
-    for line in text.split("\n"):
-        if cell_len(line) <= width:
-            lines.append(line)
-            continue
-        own = len(line) - len(line.lstrip(" "))
-        margin = " " * (own + 2 if hang is None else hang)
-        lines += textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=margin,
-            break_long_words=False,
-            break_on_hyphens=False,
-            expand_tabs=False,
-        )
-    return "\n".join(lines)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

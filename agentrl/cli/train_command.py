@@ -20,6 +20,7 @@ from agentrl.cli.terminal import (
     LastingConsole,
     PositiveCount,
     console,
+    counted,
     print_table,
     reading_stored_files,
     say,
@@ -98,7 +99,7 @@ def train_command(
         trainer = stack.enter_context(Trainer(loaded, console=console))
         trainer.train(resume=resume)
     if not (then_view and terminal):
-        say(f"show it in the browser: agentrl view {shlex.quote(place)}")
+        say(f"show it in the browser: agentrl view {shlex.quote(place)}", whole=True)
         return
     from agentrl.cli.view_command import show
 
@@ -159,7 +160,8 @@ def rollout_command(
             tell=progress.console.print,
         )
     _report(collected)
-    say(f"{folder}: {len(collected)} episodes; agentrl ls {folder}")
+    listing = f"agentrl ls {shlex.quote(str(folder))}"
+    say(f"{folder}: {counted(len(collected), 'episode')}; {listing}", whole=True)
 
 
 _COLUMNS = (

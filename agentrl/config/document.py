@@ -13,6 +13,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from agentrl.errors import ConfigError
+from agentrl.guards.secret_mask import beginning
 from agentrl.types.section import Key
 
 _TAG = "tag:yaml.org,2002:"
@@ -243,7 +244,7 @@ class _File:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return beginning(text, 80)
 
 
 def dotted(key: Key) -> str:

@@ -19,6 +19,7 @@ from agentrl.errors import StoreError
 from agentrl.rollouts import KILLS_WORKER
 from agentrl.store.disk import write_failure, write_refusals
 from agentrl.types import Trajectory, TrajectoryGroup
+from agentrl.types.user_code.values import shown
 
 LedgerState = Literal[
     "running",
@@ -212,7 +213,7 @@ class Ledger:
         to = row["to"]
         rollout_indices = row["rollout_indices"]
         if to not in _STATES or not isinstance(rollout_indices, list):
-            raise StoreError(f"{self._path}: row {self.offset} is no ledger row: {row!r:.200}")
+            raise StoreError(f"{self._path}: row {self.offset} is no ledger row: {shown(row, 200)}")
         for rollout_index in rollout_indices:
             key = (row["attempt"], row["policy"], row["group_index"], rollout_index)
             history = self._history.get(key, [])
@@ -259,7 +260,7 @@ def ledger_rows(path: Path) -> Iterator[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise StoreError(f"{path}: row {number} is not JSON: {error}") from error
         if not isinstance(row, dict) or not row.keys() >= _KEYS:
-            raise StoreError(f"{path}: row {number} is no ledger row: {row!r:.200}")
+            raise StoreError(f"{path}: row {number} is no ledger row: {shown(row, 200)}")
         yield row
 
 

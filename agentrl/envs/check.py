@@ -20,6 +20,7 @@ from agentrl.envs.contract import (
 from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
+from agentrl.guards.secret_mask import beginning
 from agentrl.types import Action, CallProblem, Observation, StepResult, Task, ToolCall
 from agentrl.types.user_code.place import exited
 
@@ -189,7 +190,7 @@ def _difference(first: Sequence[str], second: Sequence[str]) -> list[Finding]:
     for position, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             verb = f"step {position}" if position else "reset"
-            fault = f"{verb}: {both} differ: {one[:200]!r} and {other[:200]!r}"
+            fault = f"{verb}: {both} differ: {beginning(one, 200)!r} and {beginning(other, 200)!r}"
             break
     else:
         if len(first) == len(second):
@@ -237,8 +238,8 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
         if found == said[2]:
             return []
         fault = (
-            f"a fresh instance with the state after a step says {found[:200]!r} instead of "
-            f"{said[2][:200]!r}"
+            f"a fresh instance with the state after a step says {beginning(found, 200)!r} "
+            f"instead of {beginning(said[2], 200)!r}"
         )
     return [Finding("state-restored", f"{fault}; {remedy}")]
 

@@ -16,6 +16,7 @@ from agentrl.errors import DataError
 from agentrl.llm.wire import stored_message
 from agentrl.tools import TokenEnds
 from agentrl.types import Action, Message, Observation, StepResult, Task
+from agentrl.types.user_code.values import shown
 
 
 class Env(ABC):
@@ -130,7 +131,7 @@ def solution_of(task: Task, env: Env | None = None) -> tuple[Message, ...] | Non
     if not isinstance(turns, Sequence) or not turns:
         raise DataError(
             f"{where} must be a text or a list of the assistant's turns, each a text or a message "
-            f"with content and tool_calls, got {given!r:.200}"
+            f"with content and tool_calls, got {shown(given, 200)}"
         )
     return tuple(_turn(turn, f"{where}: turn {number}") for number, turn in enumerate(turns))
 
@@ -141,11 +142,11 @@ def _turn(turn: Any, where: str) -> Message:
     if not isinstance(turn, Mapping) or turn.get("role", "assistant") != "assistant":
         raise DataError(
             f"{where} must be a text, or an assistant's message with content and tool_calls, got "
-            f"{turn!r:.200}"
+            f"{shown(turn, 200)}"
         )
     calls = turn.get("tool_calls") or ()
     if not isinstance(calls, Sequence):
-        raise DataError(f"{where}: tool_calls must be a list of calls, got {calls!r:.200}")
+        raise DataError(f"{where}: tool_calls must be a list of calls, got {shown(calls, 200)}")
     message = {
         **turn,
         "role": "assistant",

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
+from agentrl.guards.secret_mask import ending
+
 _MAX_BYTES = 2**28
 _MAX_SAID_BYTES = 2**16
 _TOLD_CHARS = 400
@@ -134,7 +136,7 @@ class _Child:
             raise ChildEndedError(
                 is_late=late.is_set(),
                 status=status,
-                said=self._said.read().decode(errors="replace").strip()[-_TOLD_CHARS:],
+                said=ending(self._said.read().decode(errors="replace").strip(), _TOLD_CHARS),
             ) from error
         finally:
             clock.cancel()

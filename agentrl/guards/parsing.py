@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.guards.secret_mask import beginning
+
 MAX_DEPTH = 128
 """Levels of a value. Whatever walks, copies or writes one recurses, and Python gives up at some
 900.
@@ -128,7 +130,7 @@ def parse_yaml(text: bytes) -> Any:
     try:
         value = YAML(typ="safe", pure=True).load(text.decode())
     except YAMLError as error:
-        raise ValueError(f"it is no YAML: {str(error).strip()[:300]}") from error
+        raise ValueError(f"it is no YAML: {beginning(str(error).strip(), 300)}") from error
     except RecursionError:
         raise ValueError(f"it is nested by more than {MAX_DEPTH} levels") from None
     extent(value, _MAX_NODES)

@@ -7,6 +7,9 @@ look, and halves of surrogate pairs are written by their number.
 from __future__ import annotations
 
 import re
+import textwrap
+
+from rich.cells import cell_len
 
 _HIDDEN = re.compile(
     # Controls, but tab and newline.
@@ -16,6 +19,9 @@ _HIDDEN = re.compile(
 )
 _PICTURES = 0x2400
 """Where the pictures of the first control characters begin."""
+_COMMAND = re.compile("`[^`\n]+`")
+# Stands for a space within a command: no printable text holds it, and no line is broken at it.
+_JOINT = "\0"
 
 
 def printable(text: str) -> str:
@@ -26,6 +32,36 @@ def printable(text: str) -> str:
 def printable_json(text: str) -> str:
     """A JSON text as a terminal may have it, of the same value."""
     return _HIDDEN.sub(_escaped, text)
+
+
+def fitted(text: str, width: int, *, hang: int | None = None) -> str:
+    """``text`` with its long lines broken between words.
+
+    A word that is longer than a line stays whole, and so does what stands in backticks: messages
+    write commands so, which are copied.
+
+    Args:
+        text: one line or several, as :func:`printable` leaves them.
+        width: of a line.
+        hang: where a broken line goes on; by default two columns right of its own beginning.
+    """
+    lines = []
+    for line in text.split("\n"):
+        if cell_len(line) <= width:
+            lines.append(line)
+            continue
+        own = len(line) - len(line.lstrip(" "))
+        margin = " " * (own + 2 if hang is None else hang)
+        broken = textwrap.wrap(
+            _COMMAND.sub(lambda command: command[0].replace(" ", _JOINT), line),
+            width,
+            subsequent_indent=margin,
+            break_long_words=False,
+            break_on_hyphens=False,
+            expand_tabs=False,
+        )
+        lines += [piece.replace(_JOINT, " ") for piece in broken]
+    return "\n".join(lines)
 
 
 def encodable(text: str) -> str:

@@ -22,10 +22,12 @@ from weakref import WeakKeyDictionary
 
 from agentrl.errors import ServerError
 from agentrl.guards.parsing import parse_json
+from agentrl.guards.secret_mask import beginning
 from agentrl.llm.server import ChatServerSpec
 from agentrl.llm.wire import to_wire
 from agentrl.types import Message, ToolSpec
 from agentrl.types.clock import backoff_s
+from agentrl.types.user_code.values import shown
 
 if TYPE_CHECKING:
     import openai
@@ -162,7 +164,7 @@ class ChatClient:
                 reason = str(choice.get("finish_reason") or "stop")
                 return ChatAnswer(message, reason, usage, time.monotonic() - start)
         raise self._error(
-            f"gave no choices[0].message: {str(answer)[:200]}; see the server's log",
+            f"gave no choices[0].message: {shown(answer, 200)}; see the server's log",
             retryable=False,
             status=200,
         )
@@ -264,7 +266,7 @@ class ChatClient:
             said = said.get("message") or said.get("detail") or said
         remedy = _REMEDIES.get(status, "see the server's log" if status >= 500 else "see base_url")
         return self._error(
-            f"answered {status}: {str(said or 'nothing')[:500]}; "
+            f"answered {status}: {beginning(str(said or 'nothing'), 500)}; "
             f"{remedy.format(key=self.spec.key_name)}",
             retryable=(status in (408, 429) or status >= 500) and code not in _SPENT_CODES,
             status=status,
@@ -278,8 +280,8 @@ class ChatClient:
             answer = None
         if not isinstance(answer, Mapping):
             raise self._error(
-                f"answered 200 with something that is no JSON object: {text[:200]!r}; see "
-                "that base_url is that of an OpenAI-compatible server",
+                f"answered 200 with something that is no JSON object: {beginning(text, 200)!r}; "
+                "see that base_url is that of an OpenAI-compatible server",
                 retryable=False,
                 status=200,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.errors import Closing
-from agentrl.guards.printable import printable
+from agentrl.guards.printable import fitted, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +183,13 @@ class StepDisplay(Closing):
         self._status = text
 
     def message(self, text: str, *, style: str = "") -> None:
-        """Prints a sentence between the steps: wrapped on a terminal, otherwise in one line."""
+        """Prints a sentence between the steps: on a terminal broken between words, but in no
+        command, which stands in backticks; otherwise in one line.
+        """
+        text = printable(text)
         if self._console.is_terminal:
-            lines = textwrap.wrap(
-                text, self._console.width, break_long_words=False, break_on_hyphens=False
-            )
-            text = "\n".join(lines)
-        self._console.print(Text(printable(text), style=style), soft_wrap=True)
-
-    def command(self, text: str) -> None:
-        """Prints a command, or a sentence that ends with one: it is copied, so the terminal alone
-        may break its line."""
-        self._console.print(Text(printable(text)), soft_wrap=True)
+            text = fitted(text, self._console.width, hang=0)
+        self._console.print(Text(text, style=style), soft_wrap=True)
 
     def alert(self, text: str) -> None:
         """Prints a warning between the steps."""
@@ -226,7 +220,8 @@ class StepDisplay(Closing):
             self._console.print()
             self.message(f"seconds by phase: {phases}")
         for hint in hints:
-            self.command(hint)
+            # it is copied: the terminal alone may break its line
+            self._console.print(Text(printable(hint)), soft_wrap=True)
 
     def _is_due(self, step: int) -> bool:
         """Whether another twentieth of the steps is done."""

@@ -109,7 +109,7 @@ def load_tokenizer(model: str) -> Any:
     if not folder.is_dir():
         raise DataError(
             f"RendererSpec.model: there is no folder {model}; name a folder in Hugging Face's "
-            "layout (hf download NAME --local-dir FOLDER makes one)"
+            "layout (`hf download NAME --local-dir FOLDER` makes one)"
         )
     if missing := [name for name in _TOKENIZER_FILES if not (folder / name).is_file()]:
         raise DataError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -202,9 +203,8 @@ def read_eval_file(path: Path) -> list[EvaluatedTask]:
     import pyarrow.parquet as pq
 
     if not path.is_file():
-        raise DataError(
-            f"there is no file {path}; `agentrl eval MODEL CONFIG --out {path}` writes one"
-        )
+        command = f"agentrl eval MODEL CONFIG --out {shlex.quote(str(path))}"
+        raise DataError(f"there is no file {path}; `{command}` writes one")
     try:
         rows = pq.read_table(path).to_pylist()
     except (OSError, pa.ArrowException) as error:

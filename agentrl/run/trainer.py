@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -371,7 +372,8 @@ class Trainer(Closing):
         summary = Summary(directory.root, results, num_steps, timer.total(), without_signal)
         # It comes last: a run that has no heartbeat counts as finished where this file is.
         write_json(directory.summary_path, summary.record())
-        hints = [f"agentrl ls {directory.root}", f"agentrl show {directory.root}"]
+        place = shlex.quote(str(directory.root))
+        hints = [f"agentrl ls {place}", f"agentrl show {place}"]
         if without_signal:
             display.alert(
                 f"{without_signal} of {played} steps had no signal: the rewards of each group were "

@@ -24,11 +24,9 @@ from .interface import Limits, Persist, Sandbox
 from .proxy import AllowList
 
 _OFF_LINUX = (
-    "start a container engine and make its image ready (agentrl doctor --prepare), run agentrl in "
-    "a Linux container "
-    '(docker run -it -v "$PWD":/w -w /w python:3.11 bash), or set SandboxSpec.backend=unsafe if '
-    "the code is as harmless as "
-    "the code example's arithmetic"
+    "start a container engine and make its image ready (`agentrl doctor --prepare`), run agentrl "
+    'in a Linux container (`docker run -it -v "$PWD":/w -w /w python:3.11 bash`), or set '
+    "SandboxSpec.backend=unsafe if the code is as harmless as the code example's arithmetic"
 )
 
 _PROBE_START_S = 60.0

@@ -8,7 +8,6 @@ from agentrl.store.disk import replacing, write_bytes, write_failure, write_json
 from agentrl.store.heartbeat import Heartbeat, RunState, RunWatch
 from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
 from agentrl.store.logs import EventLevel, EventLog, logging_to
-from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.store_spec import Detail, KeepSpec, StoreSpec
 from agentrl.store.trajectories.codec import decode_trajectory, encode_trajectory
@@ -31,7 +30,6 @@ __all__ = [
     "RunDirectory",
     "RunState",
     "RunWatch",
-    "SecretMask",
     "StoreSpec",
     "StoredTrajectory",
     "TokenArrays",

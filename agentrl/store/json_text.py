@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from agentrl.guards.parsing import nested_too_deeply, parse_json
-from agentrl.store.masking import SecretMask
 from agentrl.types import Blob, Image
 from agentrl.types.user_code.values import shown
 
@@ -105,9 +104,7 @@ def _default(value: Any) -> Any:
 
 
 def _marked(value: Any) -> dict[str, str]:
-    # Of a secret that the cut divides no mask would find what is left.
-    text = shown(value, _MAX_REPR, lambda value: SecretMask()(repr(value)))
-    return {"$repr": f"{type(value).__name__}: {text}"}
+    return {"$repr": f"{type(value).__name__}: {shown(value, _MAX_REPR)}"}
 
 
 def _storable(value: Any, depth: int) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import check_regular, open_regular
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.store.disk import (
     Stamp,
     os_refusals,
@@ -25,7 +26,6 @@ from agentrl.store.disk import (
     write_refusals,
 )
 from agentrl.store.json_text import from_json, to_json
-from agentrl.store.masking import SecretMask
 
 Record: TypeAlias = dict[str, Any]
 Damage: TypeAlias = Callable[[StoreError], None]

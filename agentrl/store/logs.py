@@ -23,11 +23,12 @@ from types import NoneType
 from typing import IO, Any, Literal, TypeVar
 
 from agentrl.errors import AgentRLError, StoreError
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.store.disk import os_refusals
 from agentrl.store.jsonl import JsonlWriter
-from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.types import Trajectory
+from agentrl.types.user_code.values import shown
 
 T = TypeVar("T")
 
@@ -53,10 +54,10 @@ def event_fault(record: Mapping[str, Any]) -> str:
     """Why a line of ``events.jsonl`` is no event; empty where it is one."""
     for name, kind in _KINDS.items():
         if name in record and not isinstance(record[name], kind):
-            return f"the {name} of an event cannot be {record[name]!r:.100}"
+            return f"the {name} of an event cannot be {shown(record[name], 100)}"
     named = record.get("trajectories") or ()
     if not all(isinstance(one, str) for one in named):
-        return f"the trajectories of an event cannot be {named!r:.100}"
+        return f"the trajectories of an event cannot be {shown(named, 100)}"
     return ""
 
 

@@ -168,7 +168,7 @@ def _downloaded(named: re.Match[str], path: Path, key: str) -> Path:
         why = (
             f"could not be downloaded from {constants.ENDPOINT}: {_reason(error)}; fix the "
             "network, or download it "
-            f"elsewhere (hf download {repo} --local-dir FOLDER) and name that folder"
+            f"elsewhere (`hf download {repo} --local-dir FOLDER`) and name that folder"
         )
     else:
         if not any(folder.glob("*.safetensors")):

@@ -17,6 +17,7 @@ from agentrl.store.disk import Stamp, stamps_of
 from agentrl.store.jsonl import Damage, JsonlWriter, read_jsonl
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.store_spec import KeepSpec
+from agentrl.types.user_code.values import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class DropRecord:
             own = {name: record[name] for name in cls.__slots__}
             return cls(**{**own, "dropped": tuple(own["dropped"])})
         except (KeyError, TypeError) as error:
-            raise StoreError(f"{record!r:.200} is no record of a drop: {error!r}") from error
+            raise StoreError(f"{shown(record, 200)} is no record of a drop: {error!r}") from error
 
 
 class DropLog:

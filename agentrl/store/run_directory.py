@@ -81,8 +81,8 @@ class RunDirectory:
         """Whether a new run may be made there.
 
         Raises:
-            ConfigError: the folder holds files, other than an engine's and ``config``, which a run
-                leaves that ended before it existed.
+            ConfigError: the folder holds files, other than a lock's, an engine's and ``config``,
+                which a run leaves that ended before it existed.
         """
         run = cls(Path(root))
         walk = (
@@ -102,9 +102,10 @@ class RunDirectory:
             )
 
     def _is_left_over(self, path: Path, config: str) -> bool:
-        return (
+        if self.record_path.is_file():
+            return False
+        return path == self.lock_path or (
             path == self.config_path
-            and not self.record_path.is_file()
             and (not config or path.read_text(encoding="utf-8", errors="replace") == config)
         )
 

@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError
 
 from agentrl.errors import ToolError, did_you_mean
 from agentrl.guards.schema import BrokenRule, CheckedSchema, SchemaFault, checked_schema
+from agentrl.guards.secret_mask import beginning
 from agentrl.tools.context import ToolContext
 from agentrl.types import ToolSpec
 from agentrl.types.user_code.values import private_copy
@@ -327,4 +328,4 @@ def _sentence(broken: BrokenRule) -> str:
 
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
+    return beginning(text, _MAX_VALUE_CHARS)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.guards.secret_mask import beginning
 
 MAX_BLOB_BYTES = 2**20
 """A larger state or file is noted by its size and not kept."""
@@ -154,8 +155,8 @@ def _encoded(source: object, where: str) -> bytes | None:
         return _of_data_uri(source, where)
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         raise DataError(
-            f"{where} is at {source[:200]}, and nothing is fetched in a run; save it and name the "
-            f"file"
+            f"{where} is at {beginning(source, 200)}, and nothing is fetched in a run; save it "
+            "and name the file"
         )
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
@@ -163,7 +164,7 @@ def _encoded(source: object, where: str) -> bytes | None:
             return path.read_bytes()
         except (OSError, ValueError) as error:
             # A path with a null character is a ValueError.
-            shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
+            shown = beginning(str(path), 200)
             reason = getattr(error, "strerror", None) or error
             raise DataError(
                 f"{where}: the file {shown!r} cannot be read: {reason}; name an image's file"
@@ -179,7 +180,8 @@ def _of_data_uri(uri: str, where: str) -> bytes:
     head, comma, body = uri.partition(",")
     if not comma or not head.endswith(";base64"):
         raise DataError(
-            f"{where} must be a data: URI in base64 (data:image/png;base64,...), got {uri[:60]!r}"
+            f"{where} must be a data: URI in base64 (data:image/png;base64,...), got "
+            f"{beginning(uri, 60)!r}"
         )
     try:
         return base64.b64decode(body, validate=True)

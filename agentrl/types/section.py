@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean, nearest
+from agentrl.guards.secret_mask import beginning
 
 T = TypeVar("T")
 
@@ -315,7 +316,7 @@ def _rule(detail: ErrorDetails) -> str:
     if detail["type"] == "literal_error" and isinstance(detail["input"], str):
         near = did_you_mean(detail["input"], re.findall(r"'([^']*)'", bounds["expected"]))
     shown = repr(detail["input"])
-    return f"{rule}, got {shown if len(shown) <= 80 else f'{shown[:77]}...'}{near}"
+    return f"{rule}, got {beginning(shown, 80)}{near}"
 
 
 def meant(section: type[Section], loc: Key, root: type[Section], at: Key) -> str:

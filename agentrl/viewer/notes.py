@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import descriptor
-from agentrl.store import SecretMask
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.store.disk import Stamp, os_refusals, stamps_of
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import Damage, DamageList, cut_torn_line, read_jsonl, write_all

@@ -23,9 +23,9 @@ import numpy as np
 
 from agentrl.errors import DataError
 from agentrl.guards.parsing import mapping, parse_json
+from agentrl.guards.secret_mask import SecretMask, masked_names
 from agentrl.store import RunDirectory
 from agentrl.store.json_text import to_json
-from agentrl.store.masking import SecretMask, masked_names
 from agentrl.types import SegmentKind
 from agentrl.types.arrays import I32, Bools
 from agentrl.viewer.runs.stored_row import StoredRow

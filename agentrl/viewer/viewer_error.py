@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import AgentRLError
+from agentrl.guards.secret_mask import beginning
 
 
 class ViewerError(AgentRLError):
@@ -41,4 +42,4 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
     first = errors[0]
     rule = str(first["msg"]).removeprefix("Value error, ")
     place = ".".join(map(str, first["loc"]))
-    return f"{place}: {rule}, got {str(first.get('input'))[:100]!r}" if place else rule
+    return f"{place}: {rule}, got {beginning(str(first.get('input')), 100)!r}" if place else rule

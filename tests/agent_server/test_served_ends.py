@@ -101,7 +101,7 @@ async def test_an_episode_without_any_reward_fails_and_is_never_worth_0() -> Non
     assert (str(trajectory.status), trajectory.reward) == ("failed(reward)", None)
 
 
-@pytest.mark.parametrize("value", ["much", None, True, 1e999])
+@pytest.mark.parametrize("value", ["much", None, True, 10**400])
 async def test_a_reward_is_a_finite_number(value: Any) -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()

@@ -101,7 +101,7 @@ def test_it_sees_the_sglang_that_install_made(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     run(["doctor"])
     assert (
-        "SGLang's environment: none here; agentrl install sglang makes one"
+        "SGLang's environment: none here; `agentrl install sglang` makes one"
         in capsys.readouterr().out.splitlines()
     )
     folder = SGLANG.folder(SGLANG.recipe("cpu"))

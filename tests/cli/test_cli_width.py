@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import struct
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from agentrl.cli.terminal import fitted
+from agentrl.guards.printable import fitted
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
 from tests.kit.waiting import DEADLINE_S
@@ -112,7 +113,9 @@ def test_what_is_shown_of_a_run_fits(
 ) -> None:
     code, lines = terminal(tokens[0], wide_run, *tokens[1:])
     assert code == 0, lines
-    assert [line for line in lines if len(line) > 80 and str(wide_run) not in line] == []
+    # a path and a command stay whole
+    long = [line for line in lines if len(line) > 80 and str(wide_run) not in line]
+    assert [line for line in long if not line.strip().startswith("command ")] == []
 
 
 def test_ls_cuts_no_id_and_no_number_and_says_what_it_cuts(
@@ -202,3 +205,31 @@ def test_a_long_line_goes_on_below_its_own_beginning() -> None:
 def test_a_word_that_is_longer_than_the_line_stays_whole() -> None:
     path = "/runs/" + "long" * 10
     assert fitted(f"see {path} for more", 20).split() == ["see", path, "for", "more"]
+
+
+def test_a_command_in_backticks_stays_on_one_line() -> None:
+    told = "is not there; type: `pip install 'a package>=1'`, or leave it out"
+    assert fitted(told, 20, hang=0).split("\n") == [
+        "is not there; type:",
+        "`pip install 'a package>=1'`,",
+        "or leave it out",
+    ]
+
+
+def test_commands_to_copy_are_broken_by_the_terminal_alone(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("a long name " * 5)
+    code, lines = terminal("init", folder)
+    # the terminal's own lines are joined by who copies from it
+    config = shlex.quote(str(folder / "config.yaml"))
+    assert (code, lines[-1]) == (0, f"agentrl train {config}    # two steps of a tiny model")
+
+
+def test_the_command_of_a_run_can_be_copied(terminal: Terminal, tmp_path: Path) -> None:
+    words = ["agentrl", "train", "a config.yaml", *(f"setting.{n}=1" for n in range(20))]
+    run = RunDirectory.create(tmp_path / "run", {"command": words})
+    with TrajectoryWriter(run) as writer:
+        writer.write(failed(), step=1)
+    _, lines = terminal("show", run.root)
+    assert f"     command  {shlex.join(words)}" in lines

@@ -79,7 +79,7 @@ def test_an_anchor_repeats_its_value(write: Callable[[str], Path]) -> None:
         ("run: {seed: !!bool abc}", "3:13: run.seed cannot be read as a YAML bool, got 'abc'"),
         (
             f"run: {{seed: {'1' * 5000}}}",
-            f"3:13: run.seed cannot be read as a YAML int, got '{'1' * 77}...'",
+            f"3:13: run.seed cannot be read as a YAML int, got '{'1' * 80}…'",
         ),
     ],
 )

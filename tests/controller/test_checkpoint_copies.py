@@ -4,7 +4,10 @@ from there."""
 from __future__ import annotations
 
 import json
+import os
 import threading
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -17,13 +20,14 @@ from agentrl.controller.checkpoints.checkpoint_copies import (
     fetch_run,
 )
 from agentrl.controller.cluster.role_group import LocalRoleGroup
-from agentrl.errors import ConfigError, StoreError
+from agentrl.errors import ConfigError, HeldError, StoreError
 from agentrl.store import RunDirectory
 from agentrl.store.remote_folder import RemoteFolder
 from agentrl.training.fsdp import checkpoint
 from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 from tests.controller.remote import use_endpoint
 from tests.controller.replay import learn
+from tests.kit.forks import FORKS
 from tests.kit.http import free_port
 from tests.kit.waiting import DEADLINE_S, until
 
@@ -87,8 +91,82 @@ def test_a_run_directory_is_made_of_the_files_beside_the_copies(
     assert made.metrics_path.read_text() in run.metrics_path.read_text()
     assert not fetch_run(url, RunDirectory(tmp_path / "none"), ["sft"])
     assert not (tmp_path / "none").exists()
-    with pytest.raises(ConfigError, match="already holds a run"):
-        fetch_run(url, run, ["rl"])
+    other = RunDirectory(tmp_path / "other")
+    other.root.mkdir()
+    (other.root / "thesis.txt").touch()
+    with pytest.raises(ConfigError, match=r"already holds files, such as thesis\.txt"):
+        fetch_run(url, other, ["rl"])
+    assert [path.name for path in other.root.iterdir()] == ["thesis.txt"]
+    assert not list(tmp_path.glob(".other*"))
+
+
+def _fetches(url: str, root: Path, told: Connection) -> None:
+    """Fetches a run in a process of its own, and tells what came of it."""
+    try:
+        told.send(fetch_run(url, RunDirectory(root), ["rl"]))
+    except HeldError as error:
+        told.send(str(error))
+
+
+def of_another_process(url: str, root: Path) -> bool | str:
+    """What ``fetch_run`` returns there, or the error that it raises where it may not begin."""
+    ours, theirs = FORKS.Pipe()
+    process = FORKS.Process(target=_fetches, args=(url, root, theirs))
+    process.start()
+    found: bool | str = ours.recv() if ours.poll(DEADLINE_S) else "nothing"
+    process.join(DEADLINE_S)
+    return found
+
+
+def test_of_two_that_fetch_a_run_at_once_one_is_refused(
+    run: RunDirectory, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "made"
+    get = RemoteFolder.get
+    others: list[bool | str] = []
+
+    def in_its_midst(self: RemoteFolder, name: str, to: Path) -> None:
+        if not others:
+            others.append(of_another_process(url, root))
+            # what is half fetched is no run
+            assert not root.exists()
+        get(self, name, to)
+
+    monkeypatch.setattr(RemoteFolder, "get", in_its_midst)
+    assert fetch_run(url, RunDirectory(root), ["rl"])
+    (told,) = others
+    assert f"is held by another process ({os.getpid()} on " in str(told)
+    assert RunDirectory.open(root).metrics_path.is_file()
+    assert not list(tmp_path.glob(".made*"))
+
+
+def test_one_that_comes_late_takes_the_run_that_another_has_fetched(
+    run: RunDirectory, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RunDirectory(tmp_path / "made")
+    hold = RunDirectory.held
+
+    def late(self: RunDirectory) -> AbstractContextManager[None]:
+        monkeypatch.setattr(RunDirectory, "held", hold)
+        assert of_another_process(url, made.root) is True
+        made.left_out_path.write_text("of the other", encoding="utf-8")
+        return hold(self)
+
+    monkeypatch.setattr(RunDirectory, "held", late)
+    assert fetch_run(url, made, ["rl"])
+    assert made.left_out_path.read_text(encoding="utf-8") == "of the other"
+    assert not list(tmp_path.glob(".made*"))
+
+
+def test_what_a_death_left_of_a_fetch_is_in_no_run(
+    run: RunDirectory, url: str, tmp_path: Path
+) -> None:
+    left = RunDirectory.create(tmp_path / ".made.part", {"seed": 7})
+    left.summary_path.write_text("{}", encoding="utf-8")
+    made = RunDirectory(tmp_path / "made")
+    assert fetch_run(url, made, ["rl"])
+    assert made.read_record() == run.read_record()
+    assert not made.summary_path.exists()
 
 
 def test_a_copy_without_its_manifest_never_was_one(

@@ -22,6 +22,7 @@ from agentrl.guards.addresses import is_public
 from agentrl.guards.html_text import html_text
 from agentrl.guards.parsing import MAX_DEPTH, JSONFault, parse_json, parse_yaml, read_json
 from agentrl.guards.regular_file import NotRegularError, open_regular, read_regular
+from agentrl.guards.secret_mask import beginning, ending
 from tests.envs.rewards.episodes import episode
 
 
@@ -209,3 +210,25 @@ def test_a_pattern_on_foreign_text_costs_linear_time(name: str) -> None:
                 started = time.process_time()
                 sum(1 for _ in pattern.finditer(text))
                 assert time.process_time() - started < 1.5, (before, repeated)
+
+
+SECRET = "sk-0123456789"
+
+
+@pytest.mark.parametrize("before", range(12, 34))
+def test_of_a_secret_that_a_cut_would_divide_nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    text = "." * before + SECRET + "." * 30
+    for cut in (beginning(text, 30), ending(text[::-1].replace(SECRET[::-1], SECRET), 30)):
+        assert not any(SECRET[:length] in cut for length in range(4, 14)), cut
+        assert not any(SECRET[-length:] in cut for length in range(4, 14)), cut
+        assert len(cut) == 31
+
+
+def test_what_fits_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", SECRET)
+    # whoever stores it masks it, and who is told it here may read it
+    assert beginning(SECRET, len(SECRET)) == ending(SECRET, len(SECRET)) == SECRET
+    assert (beginning("abcd", 3), ending("abcd", 3)) == ("abc…", "…bcd")

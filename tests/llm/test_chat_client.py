@@ -271,3 +271,14 @@ async def test_a_redirection_is_not_followed() -> None:
     async with odd_server(elsewhere) as server:
         error = await refusal(server)
     assert (error.status, error.retryable, len(server.asked)) == (307, False, 1)
+
+
+@pytest.mark.parametrize("before", [480, 490, 495])
+async def test_of_a_key_that_a_server_repeats_a_cut_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    monkeypatch.setenv("OTHER_API_KEY", "sk-0123456789abcdef")
+    told = f"{'.' * before}sk-0123456789abcdef{'.' * 99}"
+    async with odd_server(failed(401, told)) as server:
+        error = await refusal(server)
+    assert "sk-0" not in str(error)

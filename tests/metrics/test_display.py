@@ -138,6 +138,16 @@ def test_a_path_longer_than_the_terminal_stays_whole() -> None:
     assert path in "".join(output(console))
 
 
+def test_a_command_in_a_message_stays_on_one_line() -> None:
+    console = on_terminal(width=40)
+    display = StepDisplay(console, Path("r"))
+    display.close()
+    command = "`agentrl train config.yaml 'run.dir=a run' --resume`"
+    display.message(f"interrupted by Ctrl-C; it has no checkpoint yet; go on with: {command}")
+
+    assert output(console)[-1].strip() == command
+
+
 def plain(line: str) -> str:
     return Text.from_ansi(line).plain
 

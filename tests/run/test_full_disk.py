@@ -47,7 +47,7 @@ def test_a_full_disk_at_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     assert f"the disk is full (0.0 of 1.5 MB are free at {disk}/run" in done.stderr
     assert done.stderr.count("\n") == 2  # neither a traceback nor torch's words
     assert f"\nthe checkpoint {disk}/run/checkpoints/warmup/step=0000" in done.stderr
-    assert " stands; go on with: agentrl train " in done.stderr
+    assert " stands; go on with: `agentrl train " in done.stderr
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_a_disk_that_trajectories_filled_ends_the_run_with_a_checkpoint(tmp_path
     assert f"MB are free at {run}/traj" in done.stderr
     assert done.stderr.count("\n") == 2
     assert f"\nthe checkpoint {run}/checkpoints/" in done.stderr
-    assert " stands; go on with: agentrl train " in done.stderr
+    assert " stands; go on with: `agentrl train " in done.stderr
 
 
 FILL_THE_LEDGER = """

@@ -87,8 +87,8 @@ def test_the_last_lines_are_the_sentence_the_log_and_the_command_that_goes_on(
     else:
         checkpoint = directory / "checkpoints" / "warmup" / "step=000001"
         (line,) = lines[2:]
-        assert line.startswith(f"the checkpoint {checkpoint} stands; go on with: agentrl train ")
-        assert line.endswith(" --resume")
+        assert line.startswith(f"the checkpoint {checkpoint} stands; go on with: `agentrl train ")
+        assert line.endswith(" --resume`")
     assert "Traceback" not in out + err
     (record,) = [row for row in read_jsonl(log) if row.get("event") == "run_failed"]
     assert "in record\n" in record["traceback"]
@@ -106,7 +106,7 @@ def test_from_python_the_error_ends_with_them_too(
         trainer.train()
     log, command = caught.value.__notes__
     assert log == f"the traceback is in {config.parent / 'run' / 'logs' / 'driver.jsonl'}"
-    assert "; go on with: Trainer.train(resume=True) with run.dir=" in command
+    assert "; go on with: `Trainer.train(resume=True) with run.dir=" in command
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_nothing_of_ray_follows_them_and_the_log_has_its_text(config: Path, term
     died = rf"actor\.update: the worker of rank 0 died: The actor (?:{known})\."
     assert re.fullmatch(died, sentence), sentence
     log, command_line = rest.splitlines()
-    assert " stands; go on with: agentrl train " in command_line
+    assert " stands; go on with: `agentrl train " in command_line
     assert told.count(log) == 1
     rows = list(read_jsonl(Path(log)))
     record, *_ = (row for row in rows if row.get("event") == "actor_died")

@@ -9,6 +9,7 @@ import pytest
 from agentrl.config import RunConfig, load_config, to_yaml
 from agentrl.run.lifetime.resumption import resume_directory
 from agentrl.run.policy_source import named_policy, policy_folder
+from agentrl.run.replay.replay import Replayer
 from agentrl.store import RunDirectory
 
 SAMPLER = """\
@@ -52,7 +53,22 @@ def run(tmp_path: Path, config: RunConfig) -> RunDirectory:
 
 
 def test_it_is_resumed(run: RunDirectory, config: RunConfig) -> None:
+    was, now = str(config.base_dir.parent / "gone"), str(config.base_dir)
+    told = resume_directory(run, config, config.resolved_stages())
+    assert told == [f"moved: run.base_dir {was!r} -> {now!r}"]
+    # who plays or replays the run without a configuration reads this file
+    assert load_config(run.config_path).base_dir == config.base_dir
+    assert any(f"{now}/sampler.py" in line for line in Replayer(run).code())
+    (entry,) = run.read_record()["resumed"]
+    assert entry["moved"] == {"run.base_dir": [was, now]}
+    assert not list(run.root.glob("config.resolved.*.yaml"))
+
+
+def test_it_is_resumed_again_without_a_word(run: RunDirectory, config: RunConfig) -> None:
+    resume_directory(run, config, config.resolved_stages())
+    written = run.config_path.read_bytes()
     assert resume_directory(run, config, config.resolved_stages()) == []
+    assert run.config_path.read_bytes() == written
 
 
 def test_its_policy_is_found(run: RunDirectory, config: RunConfig) -> None:

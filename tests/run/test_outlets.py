@@ -39,7 +39,7 @@ def test_a_missing_package_is_told_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without("wandb", monkeypatch)
-    told = r"metrics.wandb needs a package .*; pip install 'wandb>=0\.31'"
+    told = r"metrics.wandb needs a package .*; `pip install 'wandb>=0\.31'`"
     with pytest.raises(ConfigError, match=told):
         train(tmp_path, *SHORT, "metrics.wandb.project=p")
     assert not (tmp_path / "run").exists()
@@ -77,7 +77,7 @@ def test_each_package_is_told_with_the_command_that_brings_it(
     with pytest.raises(ConfigError) as caught:
         check_outlets(config, config.resolved_stages())
     assert str(caught.value).startswith(f"metrics.{name} needs a package that cannot be imported: ")
-    assert f"; pip install {told}" in str(caught.value)
+    assert f"; `pip install {told}" in str(caught.value)
 
 
 def test_nothing_is_needed_for_what_is_not_asked() -> None:

@@ -127,8 +127,8 @@ def test_a_run_that_gains_no_step_twice_is_given_up_by_all_that_was_seen(start: 
     seen = f"the driver died by SIGKILL, with checkpoint {command.run_dir}/checkpoints/warmup/"
     assert told[1:4] == [f"  {number}. {seen}step=000002" for number in (1, 2, 3)]
     assert told[4].startswith(f"look into {command.run_dir}/logs/driver.jsonl, ")
-    assert "and go on with: agentrl train " in told[4]
-    assert told[4].endswith(" --retries 9 --resume")
+    assert "and go on with: `agentrl train " in told[4]
+    assert told[4].endswith(" --retries 9 --resume`")
 
 
 @pytest.mark.wide

@@ -88,8 +88,8 @@ def test_the_command_that_goes_on_is_one_line_of_a_narrow_terminal(
     console = Console(file=shown, width=80, force_terminal=True, no_color=True)
     with closing(EventLog(run)) as events, StepDisplay(console, run.root) as display:
         told = Interruption(StopRequest(), run, (), display, events).tell(KeyboardInterrupt())
-    assert f"; go on with: agentrl train {' '.join(words)} --resume\n" in shown.getvalue()
-    assert str(told).endswith(" --resume")
+    assert f"\n`agentrl train {' '.join(words)} --resume`\n" in shown.getvalue()
+    assert str(told).endswith(" --resume`")
 
 
 @pytest.mark.slow

@@ -88,10 +88,10 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     folder = driver.run_dir / driver.record()["interrupted"]["checkpoint"]
     assert folder.parent.name == "rl"
     assert (folder / "manifest.json").is_file()
-    assert f"; the checkpoint {folder} stands; go on with: agentrl train " in told
+    assert f"; the checkpoint {folder} stands; go on with: `agentrl train " in told
     assert "Traceback" not in driver.text
     assert driver.record()["interrupted"]["by"] == by
-    words = shlex.split(told.partition("go on with: agentrl ")[2])
+    words = shlex.split(told.partition("go on with: `agentrl ")[2].rstrip("`"))
     assert (words[0], words[-1]) == ("train", "--resume")
     if sign != signal.SIGTERM:
         return

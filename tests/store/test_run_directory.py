@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import ConfigError, SandboxError, StoreError
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.store import (
     EventLog,
     JsonlWriter,
     RunDirectory,
-    SecretMask,
     keep_lines,
     read_jsonl,
     write_json,

@@ -17,7 +17,8 @@ def test_a_missing_package_is_named_with_its_floor(monkeypatch: pytest.MonkeyPat
 
     with (
         pytest.raises(
-            ConfigError, match=r"^env\.mcp needs .*; pip install 'anyio>=4' 'httpx2>=2.0' 'mcp>=2'$"
+            ConfigError,
+            match=r"^env\.mcp needs .*; `pip install 'anyio>=4' 'httpx2>=2.0' 'mcp>=2'`$",
         ),
         needed("env.mcp", "mcp"),
     ):
@@ -27,7 +28,7 @@ def test_a_missing_package_is_named_with_its_floor(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("module", "told"),
     [
-        ("gymnasium.spaces", "; pip install 'gymnasium>=1.0'"),
+        ("gymnasium.spaces", "; `pip install 'gymnasium>=1.0'`"),
         ("math_verify", "'math-verify>=0.9'"),
         ("numpyy", ""),
     ],

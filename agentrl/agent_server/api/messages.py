@@ -21,6 +21,7 @@ from agentrl.agent_server.api.request import (
     whole_number,
 )
 from agentrl.agent_server.stream_writer import StreamWriter
+from agentrl.guards.secret_mask import beginning
 from agentrl.llm import CONTEXT_EXCEEDED, from_blocks, to_blocks, tool_from_block
 from agentrl.rollouts.turns import TurnResult
 
@@ -62,7 +63,7 @@ def _choice(value: Any) -> dict[str, Any]:
         case _:
             raise bad_request(
                 "tool_choice must be of type auto, any, none, or tool with a name, got "
-                f"{str(value)[:100]}"
+                f"{beginning(str(value), 100)}"
             )
     several = not value.get("disable_parallel_tool_use")
     return {"tool_choice": choice, "parallel_tool_calls": several}
@@ -87,8 +88,8 @@ class MessageAnswer(Answer):
         version = asked.headers.get("anthropic-version", _VERSIONS[0])
         if version not in _VERSIONS:
             raise bad_request(
-                f"anthropic-version must be {' or '.join(_VERSIONS)}, got {version[:40]!r}; send "
-                "one of them"
+                f"anthropic-version must be {' or '.join(_VERSIONS)}, got "
+                f"{beginning(version, 40)!r}; send one of them"
             )
         given, ignored = given_keys(asked.body, _TAKEN, strict=asked.strict)
         config = given.get("output_config", {})

@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 from agentrl.agent_server.api.api_error import bad_request
 from agentrl.agent_server.api.constraints import AnswerConstraints, schema_text
+from agentrl.guards.secret_mask import beginning
 from agentrl.types import Message, ToolSpec
+from agentrl.types.user_code.values import finite_number, shown
 
 SAMPLING = frozenset({"temperature", "top_p", "seed"})
 _NOTED = frozenset(
@@ -79,7 +81,7 @@ def given_keys(
 def noted(value: Any) -> Any:
     """A value as a turn notes it: the beginning of its text where it is long."""
     text = repr(value)
-    return value if len(text) <= _NOTED_CHARS else f"{text[:_NOTED_CHARS]}…"
+    return value if len(text) <= _NOTED_CHARS else beginning(text, _NOTED_CHARS)
 
 
 def constraints_of(
@@ -181,9 +183,9 @@ def whole_number(name: str, value: Any) -> int | None:
 
 
 def number_of(name: str, value: Any) -> float:
-    """A number that is no bool."""
-    if type(value) not in (int, float):
-        raise bad_request(f"{name} must be a number, got {value!r}")
+    """A number that is no bool, and that a float can hold."""
+    if type(value) not in (int, float) or finite_number(value) is None:
+        raise bad_request(f"{name} must be a number that a float can hold, got {shown(value)}")
     return value  # type: ignore[no-any-return]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def print_overview(found: Mapping[str, Any]) -> None:
         "run": found["run_dir"],
         "state": _state(found),
         "created": record.get("created"),
-        "command": " ".join(record.get("command", [])),
+        "command": shlex.join(record.get("command", [])),
         "commit": git.get("commit", "")[:12] + (" (changed)" if git.get("diff_sha256") else ""),
         "seed": record.get("seed"),
         "steps": f"{found['steps']} of stage {stage}" if stage else found["steps"],
@@ -66,7 +67,7 @@ def print_overview(found: Mapping[str, Any]) -> None:
     }
     for name, value in facts.items():
         if value not in (None, ""):
-            say(f"{name:>12}  {value}", hang=14)
+            say(f"{name:>12}  {value}", hang=14, whole=name == "command")
     if found["last_metrics"]:
         print()
         rows = [

@@ -64,7 +64,7 @@ def print_top(found: Mapping[str, Any]) -> None:
     state = f"{found['state']}, behind step {beat.get('step')} of {beat.get('stage')} ({heard})"
     for name, value in {**found, "state": state}.items():
         if isinstance(value, str):
-            say(f"{name.replace('_', ' '):>10} {value}", hang=11)
+            say(f"{name.replace('_', ' '):>10} {value}", hang=11, whole=name == "go_on")
     if found["step"]:
         print_entry(TailEntry("step", found["step"]), as_json=False)
     if found["now"] and found["state"] != "finished":

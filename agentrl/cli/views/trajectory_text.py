@@ -14,9 +14,10 @@ from typing import Any
 from rich.cells import chop_cells
 from rich.text import Text
 
-from agentrl.cli.terminal import console, counted, fitted, say
-from agentrl.guards.printable import printable
-from agentrl.store import RunDirectory, SecretMask, TrajectoryReader
+from agentrl.cli.terminal import console, counted, say
+from agentrl.guards.printable import fitted, printable
+from agentrl.guards.secret_mask import SecretMask, beginning
+from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.store.annotations.annotation import merged
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.trajectories.codec import SegmentReader, fields_of
@@ -308,7 +309,7 @@ def _print_call(call: CallRecord) -> None:
 def _clipped(why: object) -> str:
     """A reason on one line, which ``--json`` has whole."""
     text = to_json(why)
-    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}…"
+    return beginning(text, _LONGEST_REASON)
 
 
 def _pairs(values: Mapping[str, object]) -> list[str]:

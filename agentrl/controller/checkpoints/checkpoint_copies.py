@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -129,24 +130,46 @@ class CheckpointCopies:
 def fetch_run(url: str, run: RunDirectory, stages: list[str]) -> bool:
     """Makes a run directory of the files beside the copies at ``url``.
 
+    One process does it at a time, under the lock that the run has later. What is fetched lies
+    beside the run's folder until all of it is there.
+
     Returns:
         False where there is no copy of any of the stages.
 
     Raises:
+        HeldError: another process does it.
         ConfigError: the folder holds other files, or the URL cannot be read here.
         StoreError: the files cannot be read.
     """
     remote = RemoteFolder(url, SETTING)
     if not any(_newest(remote, stage) for stage in stages):
         return False
-    RunDirectory.check_new(run.root)
-    with replacing_folder(run.root) as part:
-        record, config, *others = _run_files(RunDirectory(part))
-        RunDirectory.create(part, json.loads(remote.text(record.name)), remote.text(config.name))
-        for path in others:
-            if remote.has(path.name):
-                remote.get(path.name, path)
+    part = RunDirectory(run.root.with_name(f".{run.root.name}.part"))
+    with part.held():
+        try:
+            # another process may have fetched it since it was looked for
+            if not run.record_path.is_file():
+                _fetch_files(remote, part)
+                RunDirectory.check_new(run.root)
+                shutil.rmtree(run.root, ignore_errors=True)  # a rename takes no full folder's place
+                part.root.rename(run.root)
+        finally:
+            shutil.rmtree(part.root, ignore_errors=True)
     return True
+
+
+def _fetch_files(remote: RemoteFolder, part: RunDirectory) -> None:
+    """The run's files, in place of what a death left but the lock, which this process holds."""
+    for path in part.root.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != part.lock_path:
+            path.unlink()
+    record, config, *others = _run_files(part)
+    RunDirectory.create(part.root, json.loads(remote.text(record.name)), remote.text(config.name))
+    for path in others:
+        if remote.has(path.name):
+            remote.get(path.name, path)
 
 
 def fetch_newest(url: str, stage: str, folder: Path) -> Path | None:

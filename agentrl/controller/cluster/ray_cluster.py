@@ -89,7 +89,7 @@ _FAULTS = {
     "cluster from this environment",
 }
 """What words of Ray's mean, and the remedy."""
-_START = "start one (ray start --head), or set the address it told"
+_START = "start one (`ray start --head`), or set the address it told"
 
 
 def start_ray(
@@ -218,7 +218,7 @@ def _projects_of(
         if theirs != own:
             raise MachineError(
                 f"every machine of the cluster needs agentrl {own}, as this one has, got {theirs} "
-                f"on {machine}; install it there (agentrl doctor --cluster {address})"
+                f"on {machine}; install it there (`agentrl doctor --cluster {address}`)"
             )
     return [has_it for *_, has_it in machines]
 
@@ -227,7 +227,7 @@ def silent_machines(address: str, silent: Sequence[str]) -> MachineError:
     """Machines that did not answer, which are told by their addresses."""
     return MachineError(
         f"the machines {', '.join(silent)} of the cluster at {address} started no process within "
-        f"{START_S:g} s; look at them (ray status), or take them out"
+        f"{START_S:g} s; look at them (`ray status`), or take them out"
     )
 
 

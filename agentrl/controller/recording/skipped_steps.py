@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -152,7 +153,7 @@ class SkippedSteps:
         }
         text = (
             f"step {step}: {role} skipped an optimizer step, since its gradient has norm {norm}; "
-            f"repeat it by `python {folder}/repeat.py`"
+            f"repeat it by `python {shlex.quote(f'{folder}/repeat.py')}`"
         )
         logger.warning("%s", text, extra={"event": "step_skipped", **fields})
         self._events.log("step_skipped", text, boundary="training", level="warning", **fields)

@@ -123,7 +123,7 @@ class ServerEnvironment:
         for folder in map(self.folder, self.recipes):
             if found := _read(self._mark(folder)):
                 ready = found.get("complete") is True and interpreter(folder).exists()
-                state = f", not finished: agentrl install {self.engine} goes on with it"
+                state = f", not finished: `agentrl install {self.engine}` goes on with it"
                 made = f"{found.get(self.engine)} for {found.get('recipe')} in {folder}"
                 lines.append(made if ready else made + state)
         return lines

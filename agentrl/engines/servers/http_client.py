@@ -12,6 +12,7 @@ import httpx
 from agentrl.engines.servers.section import ServersSpec
 from agentrl.errors import EngineError
 from agentrl.guards.parsing import parse_json
+from agentrl.guards.secret_mask import beginning
 
 CONNECT_S = 10.0
 _KEPT_S = 2.0
@@ -69,7 +70,7 @@ def error_text(body: bytes) -> str:
         if isinstance(value, dict) and value.get(key):
             value = value[key]
     text = value if isinstance(value, str) else json.dumps(value)
-    return text[:_SHOWN_CHARACTERS] or "no text"
+    return beginning(text, _SHOWN_CHARACTERS) or "no text"
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

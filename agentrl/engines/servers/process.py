@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agentrl.engines.servers import supervise
 from agentrl.errors import MachineError
+from agentrl.guards.secret_mask import beginning
 from agentrl.sandbox.owner_id import Owner
 
 FOLDER_PREFIX = "agentrl-server-"
@@ -108,7 +109,9 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """The last lines of this start."""
-        return "\n".join(line[:300] for line in self.output().splitlines()[-_LOG_TAIL_LINES:])
+        return "\n".join(
+            beginning(line, 300) for line in self.output().splitlines()[-_LOG_TAIL_LINES:]
+        )
 
     def end(self) -> None:
         """Ends it with all that it started; a second call does nothing."""

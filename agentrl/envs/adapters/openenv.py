@@ -27,6 +27,7 @@ import httpx
 from agentrl.envs.adapters.seat import NO_ARGS, Moved, SoloSeatEnv, said_aloud
 from agentrl.errors import ConfigError, EnvError, ToolError
 from agentrl.guards.parsing import JSONFault, read_json
+from agentrl.guards.secret_mask import beginning
 from agentrl.tools import Tool
 from agentrl.tools.execution.faults import EndpointFault, tool_error
 from agentrl.tools.execution.gates import gate_of
@@ -384,7 +385,7 @@ class _Session:
         data = message["data"]
         if message["type"] == "observation":
             return _answer(data)
-        code, text = data.get("code"), str(data.get("message"))[:_LONGEST_TEXT]
+        code, text = data.get("code"), beginning(str(data.get("message")), _LONGEST_TEXT)
         if code == _REFUSED:
             return _Answer({}, refused=_reasons(data.get("errors")) or text)
         if code == _RAISED:
@@ -425,26 +426,27 @@ def _message(raw: str | bytes) -> Mapping[str, Any]:
     try:
         value, end = read_json(raw, 0)
     except JSONFault as fault:
-        raise _not_the_protocol(f"{raw[:_LONGEST_TEXT]!r} ({fault})") from fault
+        raise _not_the_protocol(f"{beginning(raw, _LONGEST_TEXT)!r} ({fault})") from fault
     match value:
         case {"type": "observation" | "error" as kind, "data": dict() as data}:
             if not raw[end:].strip():
                 return {"type": kind, "data": data}
-    raise _not_the_protocol(repr(raw[:_LONGEST_TEXT]))
+    raise _not_the_protocol(repr(beginning(raw, _LONGEST_TEXT)))
 
 
 def _answer(data: Mapping[str, Any]) -> _Answer:
     observation, reward, done = (data.get(key) for key in ("observation", "reward", "done"))
     if not isinstance(observation, dict) or not isinstance(done, bool):
         raise _not_the_protocol(
-            f"observation={str(observation)[:_LONGEST_TEXT]!r} done={str(done)[:80]!r}"
+            f"observation={beginning(str(observation), _LONGEST_TEXT)!r} "
+            f"done={beginning(str(done), 80)!r}"
         )
     if reward is not None and not isinstance(reward, int | float):
-        raise _not_the_protocol(f"reward={str(reward)[:80]!r}")
+        raise _not_the_protocol(f"reward={beginning(str(reward), 80)!r}")
     try:
         return _Answer(observation, float(reward or 0.0), done)
     except OverflowError as error:
-        raise _not_the_protocol(f"reward={str(reward)[:80]}") from error
+        raise _not_the_protocol(f"reward={beginning(str(reward), 80)}") from error
 
 
 def _not_the_protocol(found: str) -> _ServerFault:
@@ -462,7 +464,7 @@ def _reasons(errors: object) -> str:
         and isinstance(message := error.get("msg"), str)
         and isinstance(loc := error.get("loc", []), list)
     ]
-    return "; ".join(found)[:_LONGEST_TEXT]
+    return beginning("; ".join(found), _LONGEST_TEXT)
 
 
 def _addresses(url: str) -> tuple[str, str, bool]:

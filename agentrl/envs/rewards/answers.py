@@ -25,9 +25,15 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.guards.child_process import ChildEndedError, ChildLimits, ask_child
 from agentrl.types.user_code.load import install
+from agentrl.types.user_code.values import shown
 
-# Possessive, since the policy writes the text: otherwise spaces are tried in every split.
-_LABEL = re.compile(r"\banswer\s*+(?:is|:|=)\s*+(?::\s*+)?(.+)", re.IGNORECASE)
+# Possessive, since the policy writes the text: otherwise spaces are tried in every split. Marks of
+# Markdown's emphasis may stand around the label, and between it and what it states. An underscore
+# is one where a word begins with it: final_answer is a name.
+_LABEL = re.compile(
+    r"(?:\b|(?<=\b_)|(?<=\b__))answer[*_]*+\s*+(?:is\b|:|=)[*_\s]*+(?::[*_\s]*+)?(.+)",
+    re.IGNORECASE,
+)
 # Commas divide groups of three digits alone. What a sign joins to another number is none of its
 # own: 3/4 is not 4, and 1,2 is not 12.
 _NUMBER = re.compile(
@@ -83,8 +89,8 @@ def said_answer(view: EpisodeView) -> str:
 
 
 def stated_answer(text: str) -> str:
-    """What follows the last ``answer:`` (or ``answer is``) on its line; the whole text where there
-    is none.
+    """What follows the last ``answer:`` (or ``answer is``, ``**Answer**:``) on its line; the whole
+    text where there is none.
     """
     stated = _LABEL.findall(text)
     return str(stated[-1]) if stated else text
@@ -199,12 +205,12 @@ def _compare(golds: list[str], said: str, cpu_s: float, task_id: str) -> dict[st
     except ChildEndedError as error:
         raise RewardError(
             f"math_answer could not read the answer of task {task_id!r} within its limits, got "
-            f"{golds!r:.200}; correct it, or raise cpu_s={cpu_s:g}"
+            f"{shown(golds, 200)}; correct it, or raise cpu_s={cpu_s:g}"
         ) from error
     if not readable:
         raise RewardError(
             f"math_answer cannot read the answer of task {task_id!r} as an expression, got "
-            f"{golds!r:.200}; correct it"
+            f"{shown(golds, 200)}; correct it"
         )
     try:
         found: dict[str, Any] = _ask({"gold": golds, "said": said}, limits)

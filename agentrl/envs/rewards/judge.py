@@ -16,6 +16,7 @@ from agentrl.envs.rewards.answers import said_text
 from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
+from agentrl.guards.secret_mask import ending
 from agentrl.llm import ChatClient, ChatServerSpec
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ async def judge(
     if score is None or said is None:
         raise RewardError(
             f"judge {model!r} gave no line 'Score: NUMBER' from {low:g} to {high:g} in {attempts} "
-            f"answers, the last one {(said or '')[-200:]!r}; change the prompt or the model"
+            f"answers, the last one {ending(said or '', 200)!r}; change the prompt or the model"
         )
     why = {"prompt": text, "answer": said, "score": score}
     return Score((score - low) / (high - low), why)

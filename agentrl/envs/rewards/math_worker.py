@@ -18,6 +18,10 @@ from typing import Any
 _BOX = "\\boxed{"
 # Of currency, which would be taken for a delimiter, and thin spaces between groups of digits.
 _SIGNS = re.compile(r"(?<!\\)\\\$|(?<=\d)\\,(?=\d{3}(?!\d))")
+# Markdown's, which would be read as a product or a power. What stands between numbers, names or
+# brackets is one: 2**3.
+_STRONG = re.compile(r"(?<![\w\\*)\]}])(\*{2,3})(?=\S)([^*\n]*[^*\s])\1(?![\w*(])")
+_EMPHASIS = re.compile(r"(?<![\w\\*)\]}])(\*|__?)([^\s*_$\\{}]+)\1(?![\w*(])")
 
 
 def answerer() -> Callable[[bytes], bytes]:
@@ -52,9 +56,9 @@ def _boxed(gold: str) -> str:
 
 
 def _prepared(text: str) -> str:
-    """The text without such signs, and with its last closed box alone: math-verify joins boxes that
-    stand close together.
+    """The text without such signs and emphasis, and with its last closed box alone: math-verify
+    joins boxes that stand close together.
     """
-    text = _SIGNS.sub("", text)
+    text = _EMPHASIS.sub(r"\2", _STRONG.sub(r"\2", _SIGNS.sub("", text)))
     start = max(text.rfind(_BOX, 0, text.rfind("}") + 1), 0)
     return text[:start].replace(_BOX, "{") + text[start:]

@@ -15,7 +15,9 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.guards.parsing import parse_json
 from agentrl.guards.schema import SchemaFault, checked_schema
+from agentrl.guards.secret_mask import beginning
 from agentrl.types import SegmentKind
+from agentrl.types.user_code.values import shown
 
 # Without a way back: a block that nothing closes goes on to the end, and is read once.
 _FENCE = re.compile(r"```(?:json)?[^\S\n]*+\n((?:[^\n]++|\n(?![^\S\n]*+```))*+)(\n[^\S\n]*+```)?")
@@ -37,7 +39,7 @@ def json_schema(view: EpisodeView, *, schema: Mapping[str, Any] | None = None) -
     if not isinstance(own, Mapping):
         raise RewardError(
             f"json_schema of task {view.task.id!r} needs a schema, in its args or as "
-            f"task.info['schema'], got {own!r:.80}"
+            f"task.info['schema'], got {shown(own, 80)}"
         )
     try:
         checked = checked_schema(json.dumps(own, sort_keys=True))
@@ -49,10 +51,10 @@ def json_schema(view: EpisodeView, *, schema: Mapping[str, Any] | None = None) -
         value = parse_json(fenced[-1] if fenced else text, max_nodes=_MAX_NODES)
         broken = checked.broken(value)
     except ValueError as unreadable:
-        return Score(0.0, {"json": str(unreadable)[:200]})
+        return Score(0.0, {"json": beginning(str(unreadable), 200)})
     if not broken:
         return Score(1.0)
-    return Score(0.0, {"path": broken[0].json_path, "broken": broken[0].message[:500]})
+    return Score(0.0, {"path": broken[0].json_path, "broken": beginning(broken[0].message, 500)})
 
 
 def text_format(view: EpisodeView, *, pattern: str) -> Score:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.guards.secret_mask import beginning
 from agentrl.render.encode import Piece, Source, unmarked
 from agentrl.render.renderer import Renderer, call_arguments, text_content
 from agentrl.render.vision import IMAGE_TEXT, Vision
@@ -269,8 +270,8 @@ def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
     if not text.startswith(prefix[: len(text)]):
         raise DataError(
             f"the generation prompt has already written {prefix!r} of the assistant's turn, which "
-            f"the message to imitate does not begin with: {text[:80]!r}; drop its reasoning, or "
-            "switch thinking on"
+            f"the message to imitate does not begin with: {beginning(text, 80)!r}; drop its "
+            "reasoning, or switch thinking on"
         )
     skip = len(prefix)
     rest = []

@@ -18,7 +18,7 @@ from agentrl.rollouts import GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.rollouts.samplers.task_sampler import TaskSampler
 from agentrl.types import Task
 from agentrl.types.user_code.place import described
-from agentrl.types.user_code.values import private_copy
+from agentrl.types.user_code.values import private_copy, shown
 from agentrl.types.user_code.wall import wall
 
 
@@ -165,8 +165,7 @@ class PromptSampler:
         except (TypeError, ValueError) as error:
             raise self._broken("state", f"{rule}: {error}") from error
         if not same:
-            shown = repr(state)
-            raise self._broken("state", f"{rule}, got {shown[:200]}")
+            raise self._broken("state", f"{rule}, got {shown(state)}")
         return state
 
     def _call(self, method: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -66,7 +66,7 @@ class Interruption:
         text += f"; {self._how_on(checkpoint)}"
         kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RunInterruptedError
         self.told = kind(text)
-        self.display.command(text)
+        self.display.message(text)
         entry = {
             "time": utc_time(),
             "by": by,
@@ -97,7 +97,7 @@ class Interruption:
     def _how_on(self, checkpoint: Path | None) -> str:
         """Which checkpoint stands, and the command that goes on from there."""
         stands = f"{CHECKPOINT}{checkpoint} stands" if checkpoint else "it has no checkpoint yet"
-        return f"{stands}; go on with: {resume_command(self.directory)}"
+        return f"{stands}; go on with: `{resume_command(self.directory)}`"
 
     def _newest_checkpoint(self) -> Path | None:
         for stage in reversed(self.stages):

@@ -7,6 +7,7 @@ from functools import partial
 from pkgutil import resolve_name
 
 from agentrl.config import RunConfig, StageConfig, flat_settings
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.metrics import StepDisplay
 from agentrl.metrics.metrics_spec import MetricsSpec
 from agentrl.metrics.outlets.tracked_run import TrackedRun
@@ -14,7 +15,6 @@ from agentrl.metrics.sinks import OutletSink
 from agentrl.run.lifetime.webhooks import webhook_urls
 from agentrl.store import EventLog, RunDirectory, read_jsonl
 from agentrl.store.json_text import from_json, to_json
-from agentrl.store.masking import SecretMask
 from agentrl.types.user_code.load import needed
 
 _PLACE = "agentrl.metrics.outlets"

@@ -14,7 +14,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.config import RunConfig, StageConfig, flat_settings, load_config, to_yaml
+from agentrl.config import (
+    RunConfig,
+    StageConfig,
+    flat_settings,
+    load_config,
+    read_document,
+    to_yaml,
+)
+from agentrl.config.document import value_at
 from agentrl.controller.checkpoints import whole_checkpoints
 from agentrl.controller.checkpoints.checkpoint_copies import fetch_newest, fetch_run
 from agentrl.errors import ConfigError, DataError
@@ -92,8 +100,9 @@ def resume_directory(
     """Gives a run the settings that it goes on with, and the checkpoints that it lacks.
 
     Where settings changed, ``config.resolved.yaml`` holds the new ones (a finished stage's stay as
-    they ran), the file as it was is kept as ``config.resolved.N.yaml``, and ``run.json`` has what
-    changed under ``resumed``.
+    they ran), and the file as it was is kept as ``config.resolved.N.yaml``. Where the run or the
+    user's code has moved, it holds the new places: who plays or replays the run looks there. What
+    changed and what moved is in ``run.json`` under ``resumed``.
 
     Args:
         directory: the run, held by this process.
@@ -102,7 +111,7 @@ def resume_directory(
         sources: ``LoadedConfig.sources``; where a setting changed, ``run.json`` has these.
 
     Returns:
-        A line for a person on each setting that changed.
+        A line for a person on each setting that changed or moved.
 
     Raises:
         StoreError: a copy is corrupt or cannot be read.
@@ -130,7 +139,11 @@ def resume_directory(
         raise ConfigError(
             f"the run in {directory.root} cannot go on with these settings:\n{listed}"
         )
-    changes: dict[str, dict[str, Sequence[Any]]] = {"changed": {}, "without_effect": {}}
+    changes: dict[str, dict[str, Sequence[Any]]] = {
+        "changed": {},
+        "without_effect": {},
+        "moved": _moved(directory, config),
+    }
     for change in differing:
         kind = "without_effect" if change.stage in finished else "changed"
         changes[kind][change.key] = [change.was, change.now]
@@ -148,6 +161,7 @@ def resume_directory(
     words = {
         "changed": "changed",
         "without_effect": "without effect, since its stage is finished",
+        "moved": "moved",
     }
     return [
         f"{words[kind]}: {key} {was!r} -> {found!r}"
@@ -197,6 +211,18 @@ def _differing(
         for name in dict.fromkeys([*was, *own]):
             if was.get(name) != own.get(name) and name not in _PLACES:
                 yield _Change(stage, name, was.get(name), own.get(name))
+
+
+def _moved(directory: RunDirectory, config: RunConfig) -> dict[str, Sequence[Any]]:
+    """The places that are no more what ``config.resolved.yaml`` says."""
+    tree = read_document(directory.config_path).tree
+    now = {"run.dir": config.run.dir, "run.base_dir": config.run.base_dir}
+    was = {key: value_at(tree, key.split(".")) for key in now}
+    return {
+        key: [was[key], place]
+        for key, place in now.items()
+        if isinstance(was[key], str) and Path(was[key]).resolve() != Path(place or "").resolve()
+    }
 
 
 def _fixed(
@@ -263,6 +289,7 @@ def _keep(
         kept = directory.config_path.with_name(f"config.resolved.{len(resumed)}.yaml")
         write_text(kept, directory.config_path.read_text(encoding="utf-8"))
         entry["config_before"] = kept.name
+    if changes["changed"] or changes["moved"]:
         write_text(directory.config_path, to_yaml(config, stages=stages))
         record["sources"] = dict(sources)
     write_json(directory.record_path, {**record, "resumed": resumed})

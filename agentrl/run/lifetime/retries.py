@@ -110,7 +110,7 @@ def _give_up(spent: str, told: Sequence[str], run_dir: Path, words: Sequence[str
     _say(
         f"error: agentrl train --retries gives up, since {spent}:\n{seen}\n"
         f"look into {run_dir / 'logs' / 'driver.jsonl'}, lower checkpoint.every where a driver "
-        f"lives for less, and go on with: {on}"
+        f"lives for less, and go on with: `{on}`"
     )
 
 

@@ -12,9 +12,9 @@ import httpx
 
 from agentrl.config import StageConfig
 from agentrl.errors import ConfigError, MachineError
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.metrics.outlets.courier import CLOSE_S, Courier, end_all
 from agentrl.store.json_text import to_json
-from agentrl.store.masking import SecretMask
 
 COMPLETED = "run_completed"
 

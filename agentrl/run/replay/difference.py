@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.store import SecretMask
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.store.json_text import to_json
 from agentrl.types import Blob, CallRecord, Seat, Trajectory, Turn
 

@@ -15,6 +15,7 @@ from agentrl.config import RunConfig, StageConfig, load_config, read_document
 from agentrl.config.document import value_at
 from agentrl.envs import EnvSpec
 from agentrl.errors import ConfigError
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.rollouts import EpisodeKey
 from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.run.data.images import with_stored_images
@@ -22,7 +23,7 @@ from agentrl.run.play import Player, ScriptedPolicy
 from agentrl.run.play.recorded_driver import RecordedActions
 from agentrl.run.policy_source import played_stage
 from agentrl.run.replay.difference import ReplayDifference, first_difference
-from agentrl.store import RunDirectory, SecretMask, StoredTrajectory, TrajectoryReader
+from agentrl.store import RunDirectory, StoredTrajectory, TrajectoryReader
 from agentrl.types import Task, Trajectory
 from agentrl.types.section import Key
 from agentrl.types.user_code.load import source_of

@@ -93,11 +93,11 @@ def _way(settings: DockerSettings) -> dict[str, Any]:
     except (docker.errors.DockerException, OSError, ValueError) as error:
         raise MachineError(
             f"the way to the container engine cannot be used: {error}; correct DOCKER_CERT_PATH or "
-            "the current Docker context (docker context ls), or set DOCKER_HOST"
+            "the current Docker context (`docker context ls`), or set DOCKER_HOST"
         ) from error
     if context not in (None, "", "default") and not found:
         raise MachineError(
-            f"DOCKER_CONTEXT={context!r} does not exist; docker context ls shows those that do"
+            f"DOCKER_CONTEXT={context!r} does not exist; `docker context ls` shows those that do"
         )
     return {"base_url": _USUAL_HOST, **found}
 
@@ -106,12 +106,12 @@ def _reason(error: BaseException, place: str) -> tuple[str, str]:
     """What went wrong and what to do, by the first cause that says so."""
     causes = list(_causes(error))
     start = (
-        "start it (systemctl start docker, or Docker Desktop), or name one in DOCKER_HOST or "
+        "start it (`systemctl start docker`, or Docker Desktop), or name one in DOCKER_HOST or "
         "DockerSettings.host"
     )
     own = (
-        'let this user speak to it (sudo usermod -aG docker "$USER", then log in again), or set '
-        "DOCKER_HOST to an engine of your own (podman system service)"
+        'let this user speak to it (`sudo usermod -aG docker "$USER"`, then log in again), or set '
+        "DOCKER_HOST to an engine of your own (`podman system service`)"
     )
     known: tuple[tuple[Any, str, str], ...] = (
         (FileNotFoundError, "the socket does not exist", start),
@@ -129,7 +129,7 @@ def _reason(error: BaseException, place: str) -> tuple[str, str]:
     for kind, why, remedy in known:
         if found := [cause for cause in causes if isinstance(cause, kind)]:
             return why.format(found[0]), remedy
-    return str(causes[0]), f"see that it works (docker -H {place} info)"
+    return str(causes[0]), f"see that it works (`docker -H {place} info`)"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import docker
 import requests
 
 from agentrl.errors import MachineError
+from agentrl.guards.secret_mask import ending
 
 from .bundle import GRAFT_FOLDER, graft_tar, image_tar
 from .containers import Client, asked, connect
@@ -117,7 +119,7 @@ def _prepare_one(client: Client, name: str) -> Prepared:
 
 
 def _command(name: str) -> str:
-    return f"agentrl doctor --prepare {name}"
+    return f"`agentrl doctor --prepare {shlex.quote(name)}`"
 
 
 def _inspect(client: Client, name: str) -> str | None:
@@ -146,7 +148,8 @@ def _bring(client: Client, name: str) -> str:
             name, tag=None if ":" in name.rpartition("/")[2] or "@" in name else "latest"
         )
     except docker.errors.BuildError as error:
-        log = "".join(line.get("stream", "") for line in error.build_log)[-1000:].strip()
+        log = "".join(line.get("stream", "") for line in error.build_log)
+        log = ending(log.strip(), 1000)
         raise MachineError(f"the image of {name} could not be built: {error.msg}; {log}") from error
     except (docker.errors.APIError, requests.RequestException) as error:
         why = getattr(error, "explanation", None) or error

@@ -113,19 +113,19 @@ _SWITCHES = (
     (
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
         "1",
-        "AppArmor allows user namespaces to named programs only (Ubuntu 23.10 and later): sudo "
-        "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap a profile that "
-        "allows userns",
+        "AppArmor allows user namespaces to named programs only (Ubuntu 23.10 and later): "
+        "`sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or give bwrap a profile "
+        "that allows userns",
     ),
     (
         "/proc/sys/kernel/unprivileged_userns_clone",
         "0",
-        "user namespaces are switched off: sudo sysctl kernel.unprivileged_userns_clone=1",
+        "user namespaces are switched off: `sudo sysctl kernel.unprivileged_userns_clone=1`",
     ),
     (
         "/proc/sys/user/max_user_namespaces",
         "0",
-        "user namespaces are switched off: sudo sysctl user.max_user_namespaces=10000",
+        "user namespaces are switched off: `sudo sysctl user.max_user_namespaces=10000`",
     ),
 )
 
@@ -153,7 +153,7 @@ def find_bwrap() -> str:
     if found is None:
         raise MachineError(
             "bubblewrap is not installed: no bwrap in PATH; install the system's package "
-            "bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+            "bubblewrap (`apt install bubblewrap`, `dnf install bubblewrap`)"
         )
     return os.path.realpath(found)
 
@@ -330,7 +330,9 @@ def _remedy(said: str) -> str:
         if is_set and any(word in said for word in _REFUSAL):
             return remedy
     if "setuid" in said:
-        return "a setuid bwrap cannot be used here: chmod u-s it where user namespaces are allowed"
+        return (
+            "a setuid bwrap cannot be used here: `chmod u-s` it where user namespaces are allowed"
+        )
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
         return (
             "this container refuses namespaces: start it with --security-opt seccomp=unconfined "

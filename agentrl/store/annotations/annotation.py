@@ -12,6 +12,7 @@ import numpy as np
 from agentrl.errors import StoreError
 from agentrl.store.json_text import from_json, to_json
 from agentrl.types.arrays import AnyArray
+from agentrl.types.user_code.values import shown
 
 Level: TypeAlias = Literal["token", "turn", "trajectory"]
 Scale: TypeAlias = Literal["linear", "log", "diverging", "category"]
@@ -86,7 +87,7 @@ class AnnotationColumn:
         try:
             return cls(**{**record, "categories": tuple(record["categories"])})
         except (KeyError, TypeError) as error:
-            raise StoreError(f"{record!r:.200} is no annotation column: {error}") from error
+            raise StoreError(f"{shown(record, 200)} is no annotation column: {error}") from error
 
 
 LOSS_REASONS = ("trained", "mask", "stale", "filtered", "off_policy")
@@ -228,7 +229,7 @@ class Annotation:
         if not isinstance(self.step, int) or self.step < 0:
             raise StoreError(
                 f"the step of an annotation of {self.trajectory_id!r} must be an integer from 0, "
-                f"got {self.step!r:.80}; values and arrays are given by name"
+                f"got {shown(self.step, 80)}; values and arrays are given by name"
             )
 
 
@@ -313,7 +314,7 @@ def decode_annotation(record: Mapping[str, Any], data: bytes) -> StoredAnnotatio
     try:
         return stored_annotation(record, dict(arrays_of(record, data)))
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{record!r:.200} is no annotation: {error!r}") from error
+        raise StoreError(f"{shown(record, 200)} is no annotation: {error!r}") from error
 
 
 def stored_annotation(row: Mapping[str, Any], arrays: Arrays) -> StoredAnnotation:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from agentrl.errors import StoreError
 from agentrl.guards.parsing import parse_json
 from agentrl.guards.regular_file import read_regular
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.store.annotations.annotation import (
     FIXED,
     FULL_COLUMNS,
@@ -33,7 +34,6 @@ from agentrl.store.annotations.annotation import (
 from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.disk import write_json
 from agentrl.store.jsonl import Record
-from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.shard import ShardLayout, ShardWriter, place_of, reading_shard, shard_file
 from agentrl.store.step_files import StepFiles, read_framed, read_frames

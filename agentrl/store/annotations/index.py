@@ -25,6 +25,7 @@ from agentrl.store.jsonl import Damage, JsonFollower, Record
 from agentrl.store.run_directory import RunDirectory, step_name
 from agentrl.store.shard_folders import RecentRows, ShardFolders
 from agentrl.store.step_files import frame_of, read_frame
+from agentrl.types.user_code.values import shown
 
 _LOOKS = 3
 
@@ -238,4 +239,4 @@ class _AppendedLog:
                 self.by_id.setdefault(str(record["id"]), []).append(record)
             else:
                 place = f"the line at {start} of {self.path}"
-                on_damage(StoreError(f"{place} names no trajectory: {record!r:.200}"))
+                on_damage(StoreError(f"{place} names no trajectory: {shown(record, 200)}"))

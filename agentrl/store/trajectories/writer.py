@@ -19,11 +19,11 @@ from functools import partial
 from typing import Literal
 
 from agentrl.errors import Closing, StoreError
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.store.annotations.annotation import Annotation, AnnotationColumn, check_annotation
 from agentrl.store.annotations.files import AnnotationFiles
 from agentrl.store.disk import hold_name, write_failure
 from agentrl.store.json_text import to_json
-from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory, check_writer
 from agentrl.store.store_spec import Detail, KeepSpec
 from agentrl.store.trajectories.codec import encode_trajectory

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from agentrl.guards.secret_mask import beginning
 from agentrl.tools.base import BuiltInTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import text_spec
@@ -94,8 +95,8 @@ def _value(node: ast.expr) -> Number:
             return _bounded(_FUNCTIONS[name](*map(_value, values)))
     known = ", ".join([*_FUNCTIONS, *_CONSTANTS])
     raise ValueError(
-        f"{ast.unparse(node)[:80]!r} is no arithmetic; there are numbers, + - * / // % **, "
-        f"parentheses, {known}"
+        f"{beginning(ast.unparse(node), 80)!r} is no arithmetic; there are numbers, "
+        f"+ - * / // % **, parentheses, {known}"
     )
 
 

@@ -19,6 +19,7 @@ import httpcore
 from agentrl.errors import ToolError
 from agentrl.guards.addresses import Resolve, is_public, resolved
 from agentrl.guards.html_text import html_text
+from agentrl.guards.secret_mask import beginning
 from agentrl.tools.base import BuiltInSettings, BuiltInTool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import text_spec
@@ -104,11 +105,13 @@ class FetchUrlTool(BuiltInTool):
             parts: SplitResult = urlsplit(url)
             port = parts.port or _PORTS.get(parts.scheme)
         except ValueError:
-            raise _PageRefusedError(f"{url[:200]!r} is no URL") from None
+            raise _PageRefusedError(f"{beginning(url, 200)!r} is no URL") from None
         # A name with its final dot is the same host, and must match the same pattern.
         host = (parts.hostname or "").rstrip(".")
         if parts.scheme not in _PORTS or not host or parts.username is not None:
-            raise _PageRefusedError(f"{url[:200]!r} must be http://HOST/... or https://HOST/...")
+            raise _PageRefusedError(
+                f"{beginning(url, 200)!r} must be http://HOST/... or https://HOST/..."
+            )
         place = host if port == _PORTS[parts.scheme] else f"{host}:{port}"
         if not any(fnmatch.fnmatchcase(place, pattern) for pattern in self.hosts):
             listed = ", ".join(self.hosts)
@@ -201,7 +204,7 @@ def _ascii_url(url: str) -> str:
     try:
         host = parts.netloc.encode("idna").decode()
     except UnicodeError:
-        raise _PageRefusedError(f"{parts.netloc[:200]!r} is no host") from None
+        raise _PageRefusedError(f"{beginning(parts.netloc, 200)!r} is no host") from None
     return re.sub(r"[^!-~]", lambda found: _percent(found[0]), parts._replace(netloc=host).geturl())
 
 

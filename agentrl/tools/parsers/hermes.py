@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.guards.parsing import JSONFault, read_json
+from agentrl.guards.secret_mask import beginning
 from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, object_call
 from agentrl.types import ToolSpec
 
@@ -39,8 +40,8 @@ class HermesParser(BlockParser):
             if extra := text[end:close].strip():
                 raise CallFault(
                     "malformed_json",
-                    f"one block holds one call, but {extra[:40]!r} follows its JSON; put it into "
-                    "another one",
+                    f"one block holds one call, but {beginning(extra, 40)!r} follows its JSON; "
+                    "put it into another one",
                 )
             return object_call(value, "arguments", _FORM)
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from agentrl.guards.parsing import JSONFault
+from agentrl.guards.secret_mask import beginning
 from agentrl.tools.parsers.reading import (
     Call,
     CallFault,
@@ -135,7 +136,7 @@ def python_call(written: str, words: Mapping[str, bool | None]) -> Call:
             raise ValueError("it is no call")
         name = ast.unparse(call.func)
         if not _DOTTED.fullmatch(name):
-            raise ValueError(f"{name[:40]!r} is no tool's name")
+            raise ValueError(f"{beginning(name, 40)!r} is no tool's name")
         if call.args or not all(keyword.arg for keyword in call.keywords):
             raise ValueError("arguments are passed by name, as KEY=VALUE")
         arguments: dict[str, Any] = {}

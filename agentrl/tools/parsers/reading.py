@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from agentrl.guards.parsing import JSONFault, read_json
+from agentrl.guards.secret_mask import beginning
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
 from agentrl.types.messages import split_reasoning
 
@@ -132,10 +133,9 @@ class CallReading:
         """What looks like a call and is none; it stays part of what was said, and its text is
         quoted in short.
         """
-        if len(detail) > _MAX_DETAIL:
-            detail = f"{detail[:_MAX_DETAIL]}…"
         self._mark(raw)
-        self.problems.append(CallProblem(self.next_id, kind, detail, raw))
+        problem = CallProblem(self.next_id, kind, beginning(detail, _MAX_DETAIL), raw)
+        self.problems.append(problem)
         self.content.append(raw)
 
     def _mark(self, raw: str) -> None:
@@ -306,7 +306,7 @@ class PairParser(BlockParser):
             if extra or not ended:
                 raise CallFault(
                     "bad_arguments",
-                    f"{extra[:40]!r} {self.pair_form}; write a call as {self.form}",
+                    f"{beginning(extra, 40)!r} {self.pair_form}; write a call as {self.form}",
                 )
             if len(dict(written)) < len(written):
                 twice = Counter(key for key, _ in written).most_common(1)[0][0]
@@ -392,7 +392,7 @@ def whole_json(text: str) -> Any:
     """
     value, end = read_json(text, 0)
     if extra := text[end:].strip():
-        raise JSONFault(f"{extra[:40]!r} follows it", end)
+        raise JSONFault(f"{beginning(extra, 40)!r} follows it", end)
     return value
 
 

@@ -43,6 +43,7 @@ from agentrl.tools.search.retriever import (
     numbered,
 )
 from agentrl.types.arrays import I64
+from agentrl.types.user_code.values import shown
 
 _BLOCK = 1 << 20
 
@@ -145,7 +146,7 @@ def _document(row: Any, number: int, path: Path) -> Document:
             return document
     raise DataError(
         f"{path}:{number} must be an object with a 'text', and maybe a 'title' and an 'id', or "
-        f"with 'contents', got {row!r:.100}"
+        f"with 'contents', got {shown(row, 100)}"
     )
 
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from agentrl.errors import ConfigError, ToolError
+from agentrl.guards.secret_mask import beginning
 from agentrl.tools.base import BuiltInSettings, BuiltInTool, Tool
 from agentrl.tools.context import ToolContext
 from agentrl.tools.execution.faults import EndpointError
@@ -25,6 +26,7 @@ from agentrl.tools.search.retriever import Document, Hit, Retriever, SearchIndex
 from agentrl.tools.signature import text_spec
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types.user_code.load import load_named
+from agentrl.types.user_code.values import shown
 from agentrl.types.user_code.wall import DeadlineError
 
 _REFUSED = frozenset({400, 413, 422})
@@ -91,7 +93,7 @@ class SearchClient:
         try:
             response = self._http.request(method, url, **given)
             if response.status_code in _REFUSED:
-                raise QueryRefusedError(f"the search was refused: {response.text:.300}")
+                raise QueryRefusedError(f"the search was refused: {beginning(response.text, 300)}")
             response.raise_for_status()
             answer = response.json()
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
@@ -101,7 +103,7 @@ class SearchClient:
         except (httpx.HTTPError, ValueError) as error:
             raise self.failed(f"{type(error).__name__}: {error}") from error
         if not isinstance(answer, Mapping):
-            raise self.failed(f"answered {answer!r:.100}")
+            raise self.failed(f"answered {shown(answer, 100)}")
         return answer
 
     def failed(self, reason: str, *, sent: bool = True) -> EndpointError:

@@ -19,6 +19,7 @@ from agentrl.types import (
     Turn,
     with_images,
 )
+from agentrl.types.user_code.values import shown
 
 
 def demonstration_group(
@@ -122,9 +123,8 @@ def tool_specs(tools: Any, where: str) -> tuple[ToolSpec, ...]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f'{where}: \'tools\' must be a list of {{"name", "description", "parameters"}}, also '
-            "as "
-            f'{{"type": "function", "function": ...}}, got {tools!r:.200} ({type(error).__name__}: '
-            f"{error})"
+            'as {"type": "function", "function": ...}, got '
+            f"{shown(tools, 200)} ({type(error).__name__}: {error})"
         ) from None
 
 
@@ -153,7 +153,7 @@ def read_demonstration(
     if not is_conversation(messages):
         raise DataError(
             f"{where} must be a list of chat messages or a mapping with 'messages', got "
-            f"{row!r:.200}"
+            f"{shown(row, 200)}"
         )
     read = with_images(stored_messages(messages, f"{where}: messages"))
     if not any(message["role"] == "assistant" for message in read):

@@ -25,6 +25,7 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
 )
+from agentrl.types.user_code.values import shown
 
 _SIDES = ("chosen", "rejected")
 
@@ -104,7 +105,8 @@ def check_pair(row: Any, group_index: int) -> float:
     margin = row.get("margin") or 0.0
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
         raise DataError(
-            f"preference pair {group_index}: 'margin' must be a finite number, got {margin!r:.80}"
+            f"preference pair {group_index}: 'margin' must be a finite number, got "
+            f"{shown(margin, 80)}"
         )
     if not all(isinstance(row[side], Trajectory) for side in _SIDES):
         _conversations(row, group_index)
@@ -148,7 +150,7 @@ def _messages(value: Any, group_index: int, side: str, role: str) -> Conversatio
         return (cast(Message, {"role": role, "content": value}),)
     where = f"preference pair {group_index}: {side!r}"
     if not is_conversation(value):
-        raise DataError(f"{where} must be text or a list of chat messages, got {value!r:.200}")
+        raise DataError(f"{where} must be text or a list of chat messages, got {shown(value, 200)}")
     return stored_messages(value, where)
 
 

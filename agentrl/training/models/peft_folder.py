@@ -23,6 +23,7 @@ from torch import Tensor
 
 from agentrl.engines.weights import read_config
 from agentrl.errors import ConfigError, DataError, StoreError
+from agentrl.types.user_code.values import shown
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -159,8 +160,8 @@ def check_goes_on(
         one, other = getattr(written, name), getattr(own, name)
         if one != other:
             raise StoreError(
-                f"{checkpoint} holds another adapter: its {name} is {one!r:.80}, and "
-                f"{other!r:.80} is trained on {own.base}; set LoraSpec and "
+                f"{checkpoint} holds another adapter: its {name} is {shown(one, 80)}, and "
+                f"{shown(other, 80)} is trained on {own.base}; set LoraSpec and "
                 "ActorSpec.model_path as in the run that wrote it"
             )
 

@@ -48,12 +48,12 @@ registry the name of this package is another project's.
 
 
 def install(extra: str) -> str:
-    """The command that brings the packages of an extra."""
-    return f"pip install {' '.join(map(repr, PACKAGES[extra]))}"
+    """The command that brings the packages of an extra, in backticks."""
+    return f"`pip install {' '.join(map(repr, PACKAGES[extra]))}`"
 
 
 def remedy(error: BaseException) -> str:
-    """``; pip install ...`` where a user's module misses a package of an extra; else empty."""
+    """``; `pip install ...` `` where a user's module misses a package of an extra; else empty."""
     missing = (getattr(error, "name", None) or "").partition(".")[0].replace("_", "-")
     for extra, packages in PACKAGES.items():
         if missing in (package.partition(">")[0] for package in packages):

@@ -33,6 +33,7 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from agentrl.errors import DataError
+from agentrl.guards.secret_mask import beginning
 from agentrl.types.env import Task
 from agentrl.types.segment import Segment
 from agentrl.types.user_code.wall import failed_as, wall
@@ -161,15 +162,15 @@ def is_series(value: object) -> bool:
 
 
 def shown(value: object, longest: int = _LONGEST, spelled: Callable[[object], str] = repr) -> str:
-    """The value as text, at most ``longest`` characters of it: for an error's message, or where no
-    other text of it is kept.
+    """The value as text, at most ``longest`` characters of it, without secrets that the cut would
+    divide: for an error's message, or where no other text of it is kept.
     """
     try:
         text = spelled(value)
     except Exception:  # noqa: BLE001
         # The boundary: a user's own class may raise anything, an integer of too many digits too.
         text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= longest else f"{text[:longest]}…"
+    return beginning(text, longest)
 
 
 def to_json(value: object, *, ensure_ascii: bool = False) -> str:

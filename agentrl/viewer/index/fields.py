@@ -16,6 +16,7 @@ import pyarrow as pa
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.store.trajectories.columns import COLUMNS as STORED
 from agentrl.types import ProblemKind, Purpose, StatusKind, ToolErrorKind
+from agentrl.types.user_code.values import shown
 
 SEPARATOR = "\x1f"
 """Stands around each entry of a list, as in ``\\x1fpython\\x1fsearch\\x1f``."""
@@ -263,7 +264,7 @@ def named_field(name: str, fields: Mapping[str, Field], what: str) -> Field:
     if name in fields:
         return fields[name]
     why = "; a text sorts and counts nothing" if name in TEXTS else meant(name, fields)
-    raise ConfigError(f"{what} must name fields, got {name!r:.100}{why}")
+    raise ConfigError(f"{what} must name fields, got {shown(name, 100)}{why}")
 
 
 def joined(values: object) -> str:

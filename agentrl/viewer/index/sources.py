@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from agentrl.errors import StoreError
 from agentrl.guards.printable import encodable
+from agentrl.guards.secret_mask import beginning
 from agentrl.store import RunDirectory
 from agentrl.store.annotations.annotation import StoredAnnotation, stored_annotation
 from agentrl.store.disk import stamps_of
@@ -80,7 +81,7 @@ class Appended(NamedTuple):
                 frame_of("it", record)
                 found.append(read(record))
             except _DAMAGE as error:
-                damage.append(f"trajectory {str(record.get('id'))[:200]!r}: {error}")
+                damage.append(f"trajectory {beginning(str(record.get('id')), 200)!r}: {error}")
         return found, "; ".join(damage)
 
 

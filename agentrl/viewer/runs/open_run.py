@@ -18,6 +18,7 @@ import pyarrow as pa
 from agentrl.errors import Closing, DataError, StoreError
 from agentrl.guards.parsing import mapping, parse_yaml
 from agentrl.guards.regular_file import open_regular, read_regular
+from agentrl.guards.secret_mask import SecretMask, beginning
 from agentrl.store import (
     NoTrajectoryError,
     RunDirectory,
@@ -29,7 +30,6 @@ from agentrl.store import (
 from agentrl.store.disk import Stamp, stamps_of
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.logs import event_fault
-from agentrl.store.masking import SecretMask
 from agentrl.store.shard import shard_file
 from agentrl.store.shard_folders import RecentRows
 from agentrl.store.trajectories.columns import EncodedRow
@@ -345,7 +345,7 @@ class OpenRun(Closing):
         try:
             return self.directory.read_blob(sha256)
         except StoreError as error:
-            raise not_found(str(error)[:300]) from error
+            raise not_found(beginning(str(error), 300)) from error
 
     def close(self) -> None:
         """Ends what it holds open and forgets what it read; the next request reads it again."""

@@ -84,7 +84,7 @@ def test_a_missing_image_is_named_with_the_command_that_brings_it(settings: Dock
     spec = SandboxSpec("docker", image="agentrl-test:absent", docker=settings)
     with pytest.raises(
         MachineError,
-        match="agentrl-test:absent is not there; type: agentrl doctor --prepare agentrl-test:",
+        match="agentrl-test:absent is not there; type: `agentrl doctor --prepare agentrl-test:",
     ):
         spec.check()
 
@@ -115,7 +115,7 @@ async def test_an_image_is_built_of_a_folder_and_found_by_it(
     # an engine may hold what an earlier session built
     (tmp_path / "new").write_bytes(os.urandom(8))
     spec = SandboxSpec("docker", image=str(tmp_path), docker=settings)
-    with pytest.raises(MachineError, match=f"type: agentrl doctor --prepare {tmp_path}"):
+    with pytest.raises(MachineError, match=f"type: `agentrl doctor --prepare {tmp_path}"):
         spec.check()
     assert prepare([str(tmp_path)], settings) == [Prepared(str(tmp_path), "built", grafted=False)]
     async with spec.build() as sandbox:
@@ -148,7 +148,7 @@ def test_an_image_without_python_is_named_with_the_command_that_helps(
     settings: DockerSettings, no_python: str
 ) -> None:
     with pytest.raises(
-        MachineError, match=f"has no python3.* type: agentrl doctor --prepare {no_python}"
+        MachineError, match=f"has no python3.* type: `agentrl doctor --prepare {no_python}"
     ):
         SandboxSpec("docker", image=no_python, docker=settings).check()
 

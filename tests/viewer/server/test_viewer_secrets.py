@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from agentrl.cli.main import run as run_command_line
+from agentrl.guards.secret_mask import SecretMask
 from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter, write_json
-from agentrl.store.masking import SecretMask
 from agentrl.types import Segment, SegmentKind, Task, Turn
 from agentrl.viewer.pieces import REDACTED_ID
 from tests.kit.episodes import sampled, trajectory, turn, user

@@ -1,4 +1,6 @@
-"""Secret masking: replaces secrets of the environment wherever text is stored.
+"""Secret mask: replaces secrets of the environment wherever text is stored.
+
+A text is masked before it is cut: of a secret that the cut divides no mask would find what is left.
 
 What is masked is text. Token ids stay as they were sampled, since training needs them, so code that
 decodes ids for people hides them again (``agentrl.viewer.pieces``).
@@ -23,6 +25,24 @@ _MIN_LENGTH = 8
 def masked_names(text: str) -> set[str]:
     """The variables whose secrets were masked in ``text``."""
     return set(_MARK.findall(text)) if "<masked:" in text else set()
+
+
+def beginning(text: str, longest: int) -> str:
+    """The first ``longest`` characters of a text, then ``…`` where it has more. A secret that would
+    be cut is masked; what is shorter stays as it is, for the mask of whoever stores it.
+    """
+    if len(text) <= longest:
+        return text
+    return f"{SecretMask()(text)[:longest]}…"
+
+
+def ending(text: str, longest: int) -> str:
+    """The last ``longest`` characters of a text, behind ``…`` where it has more; as
+    :func:`beginning` else.
+    """
+    if len(text) <= longest:
+        return text
+    return f"…{SecretMask()(text)[-longest:]}"
 
 
 class SecretMask:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TypeAlias
 
+import numpy as np
+
 from agentrl.algorithms import AlgorithmSpec, AlgorithmState
 from agentrl.training import Layout, Plan, repack, sample_weights, shards, union
 from agentrl.training.data.partition import auxiliary_weights, partition
@@ -55,6 +57,21 @@ class PlannedBatch:
     policy_version: int = 0
     agents: tuple[str, ...] = ()
     policy: str = MAIN_POLICY
+
+    def teaching_groups(self) -> frozenset[int]:
+        """Indices of the groups of which some token has an advantage, whatever it is made of, or is
+        read by an auxiliary loss."""
+        batch = self.batch
+        owners = np.repeat(batch.trajectory, batch.lengths)
+        if batch.advantages is not None:
+            teaches = np.bincount(owners[batch.advantages != 0], minlength=batch.num_trajectories)
+        else:
+            of_turns = batch.turn_trajectory[batch.turn_credit != 0]
+            teaches = np.bincount(of_turns, minlength=batch.num_trajectories)
+            teaches[batch.credit != 0] = 1
+        for tokens in self.auxiliary.values():
+            teaches[owners[tokens]] = 1
+        return frozenset(batch.group_index[teaches > 0].tolist())
 
     @classmethod
     def plan(

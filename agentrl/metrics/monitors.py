@@ -39,7 +39,7 @@ class HealthSpec(Section):
     """``reward_stuck``: steps without a rise of the reward. A stage that solves its tasks is not
     stuck."""
     no_signal_max_frac: Fraction | None = 0.9
-    """``no_signal``: greatest share of groups whose rewards are all equal."""
+    """``no_signal``: greatest share of groups that teach nothing: no token has an advantage."""
     tool_calls_min_frac: Fraction | None = 0.2
     """``tool_collapse``: least number of tool calls, as a share of the first steps'."""
     tool_success_min_frac: Fraction | None = 0.8
@@ -70,7 +70,7 @@ RATIO = "policy/ratio"
 MISMATCH = "mismatch/engine/logp_abs"
 REWARD = "reward/mean"
 ACCURACY = "accuracy/mean"
-EQUAL_GROUPS = "group/zero_std_frac"
+UNTAUGHT = "group/no_signal_frac"
 CALLS = "tool/calls_per_traj"
 SUCCESSES = "tool/success_frac"
 LENGTH = "length/response/mean"
@@ -84,7 +84,7 @@ DROPPED = "async/dropped"
 TRAINED_TOKENS = "count/trained_tokens"
 MASKED_TOKENS = "async/masked_tokens"
 WATCHED = (
-    *(ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, EQUAL_GROUPS, CALLS, SUCCESSES, LENGTH),
+    *(ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, UNTAUGHT, CALLS, SUCCESSES, LENGTH),
     *(INFORMATION, LAG, ABANDONED, FAILED, UNKNOWN, ISSUED, DROPPED, TRAINED_TOKENS, MASKED_TOKENS),
 )
 
@@ -304,10 +304,10 @@ MONITORS: Mapping[str, Monitor] = {
     "reward_stuck": _reward_stuck,
     "no_signal": partial(
         _above,
-        metric=EQUAL_GROUPS,
+        metric=UNTAUGHT,
         setting="no_signal_max_frac",
-        text="in {value:.0%} of the groups all rewards are equal, more than {most:.0%}: there is "
-        "little to learn from",
+        text="{value:.0%} of the groups teach nothing, more than {most:.0%}: no token of theirs "
+        "has an advantage, as where all rewards of a group are equal and no critic says more",
         of_window=True,
     ),
     "tool_collapse": partial(

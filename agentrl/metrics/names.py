@@ -27,6 +27,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "part's reason, as verl's `compute_score` gives; else the share of rewards above 0",
         "accuracy/{data_source}/mean": "accuracy by data set",
         "group/baseline_reward": "mean reward of the groups' greedy rollouts (algorithm remax)",
+        "group/no_signal_frac": "share of groups that teach nothing: no token has an advantage, or "
+        "is read by an auxiliary loss",
         "group/zero_std_frac": "share of groups whose rewards are all equal, which teach nothing "
         "by comparison",
         "answer/question_mi": "mutual information of answers and questions in nats a token, from "

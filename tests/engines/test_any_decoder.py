@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from agentrl.engines import EnginePlace
 from agentrl.engines.checksum import tensor_checksum
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
+from agentrl.engines.torch.model.transformers_model import TransformersModel
 from agentrl.errors import ConfigError, EngineError
 from tests.engines.tiny import (
     ROUNDING,
@@ -282,3 +283,9 @@ def test_a_rotary_scaling_that_follows_the_batch_ends_the_context_where_it_begin
     }
     with pytest.raises(ConfigError, match="=100, got 128"):
         start(make_model("llama", rope_parameters=rope))
+
+
+def test_a_family_that_tells_its_experts_otherwise_is_served() -> None:
+    aria = make_model("aria_text", moe_num_experts=4, moe_topk=2, moe_num_shared_experts=1)
+    served = TransformersModel(aria.module, torch.device("cpu"), deterministic=False)
+    assert served.kv_shape.routing is None

@@ -80,9 +80,10 @@ CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
         ("0-2-0", "1-0-0", "1-1-0"),
     ),
     "no_signal": (
-        {"group/zero_std_frac": to(0.5, 1.0)},
-        {"group/zero_std_frac": to(0.5, 0.85)},
-        "in 90% of the groups all rewards are equal, more than 90%: there is little to learn from",
+        {"group/no_signal_frac": to(0.5, 1.0)},
+        {"group/no_signal_frac": to(0.5, 0.85)},
+        "90% of the groups teach nothing, more than 90%: no token of theirs has an advantage, as "
+        "where all rewards of a group are equal and no critic says more",
         ("1-0-0",),
     ),
     "tool_collapse": (
@@ -286,7 +287,7 @@ def test_a_healthy_run_that_learns_is_quiet() -> None:
             "mismatch/engine/logp_abs": noisy(level(0.01, 200), 0.001),
             "reward/mean": noisy(to(0.3, 0.9, 200), 0.05),
             "accuracy/mean": noisy(to(0.3, 0.9, 200), 0.05),
-            "group/zero_std_frac": noisy(to(0.4, 0.7, 200), 0.1),
+            "group/no_signal_frac": noisy(to(0.4, 0.7, 200), 0.1),
             "tool/calls_per_traj": noisy(to(3.0, 1.5, 200), 0.2),
             "tool/success_frac": noisy(to(0.7, 0.95, 200), 0.05),
             "failed_frac": [0.1 if n % 20 == 0 else 0.0 for n in range(200)],

@@ -58,7 +58,7 @@ def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) 
     }
 
     # the alert comes with its evidence, on the terminal, in the events and in the log
-    told = "step 2: no signal: in 100% of the groups all rewards are equal, more than 90%"
+    told = "step 2: no signal: 100% of the groups teach nothing, more than 90%"
     assert sum(told in line for line in lines) == 1
     (event,) = (
         one for one in read_jsonl(tmp_path / "run/events.jsonl") if one["event"] == "health_alert"
@@ -73,7 +73,7 @@ def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) 
         for one in read_jsonl(tmp_path / "run/logs/driver.jsonl")
         if one.get("event") == "health_alert"
     )
-    assert (record["alert"], record["metric"]) == ("no_signal", "group/zero_std_frac")
+    assert (record["alert"], record["metric"]) == ("no_signal", "group/no_signal_frac")
 
 
 @pytest.mark.slow

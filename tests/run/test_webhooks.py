@@ -51,7 +51,7 @@ def test_a_health_alert_is_posted_with_its_evidence_and_so_is_the_end(tmp_path: 
     same = ("stage", "step", "metric", "value", "reference", "trajectories", "query", "time")
     assert {key: alert[key] for key in same} == {key: event[key] for key in same}
     assert (alert["run"], alert["level"]) == ("run", "warning")
-    assert alert["text"].startswith("run: step 2: no signal: in 100% of the groups")
+    assert alert["text"].startswith("run: step 2: no signal: 100% of the groups")
     assert hook.alerts()[-1] == "run_completed"
     assert hook.posts[-1]["text"].startswith("run: the run is complete after ")
     # the post's own URL may be a secret: no event and no log tells it

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from agentrl.metrics import (
     tokens_per_s,
 )
 from agentrl.metrics.health import Health
-from agentrl.metrics.monitors import ABANDONED, LAG
+from agentrl.metrics.monitors import ABANDONED, LAG, UNTAUGHT
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import AnnotationColumn, Detail, EventLog, TrajectoryWriter
 from agentrl.types import Stats, Trajectory, TrajectoryGroup
@@ -198,7 +198,7 @@ class Recorder(GroupRecorder):
         self._step_start = now
         played = sorted(played, key=lambda group: group.group_index)
         ended = sorted((one.group for one in outcomes), key=lambda group: group.group_index)
-        values = rollout_metrics(played) if played else {}
+        values = rollout_metrics(played) | _untaught(played, learned.values()) if played else {}
         values |= _sandboxes(outcomes) | _lag(outcomes) | _unscored(outcomes) | _abandoned(outcomes)
         if self.ahead:
             values |= ended_metrics(ended)
@@ -358,6 +358,18 @@ class Recorder(GroupRecorder):
                 self.writer.declare([AnnotationColumn(name, "token") for name in new])
                 known = self.writer.columns
             self.writer.annotate(annotation)
+
+
+def _untaught(
+    groups: Sequence[TrajectoryGroup], learned: Iterable[LearnedTokens]
+) -> dict[str, float]:
+    """The share of groups that teach no policy anything; those without a finished rollout are
+    counted as failures."""
+    teaching = {index for own in learned for index in own.planned.teaching_groups()}
+    finished = [group.group_index for group in groups if group.finished]
+    if not finished:
+        return {}
+    return {UNTAUGHT: sum(index not in teaching for index in finished) / len(finished)}
 
 
 def _staleness(planned: PlannedBatch, state: TrainState) -> dict[str, float]:

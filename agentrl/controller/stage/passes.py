@@ -242,12 +242,7 @@ class Passes:
         """Whether a batch says of any token that it was better or worse; what is imitated need
         not, also by an auxiliary loss. A critic or a teacher may say so where all rewards are
         equal."""
-        packed = batch.batch
-        if any(tokens.any() for tokens in batch.auxiliary.values()):
-            return True
-        if packed.advantages is not None:
-            return bool(packed.advantages.any())
-        return bool(packed.credit.any() or packed.turn_credit.any())
+        return bool(batch.teaching_groups())
 
     def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """No trained token is staler than the schedule allows."""

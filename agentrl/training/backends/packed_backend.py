@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.engines.torch.model.families import MIXTURES, computed, head_width, max_positions
+from agentrl.engines.torch.model.families import MIXTURES, computed, max_positions, query_width
 from agentrl.engines.weights import read_config
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import (
@@ -353,8 +353,7 @@ def info_of(model: PackedModel) -> ModelInfo:
     if model.tower is not None:
         num_active -= sum(parameter.numel() for parameter in model.tower.module.parameters())
     # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
-    width = config.num_attention_heads * head_width(config)
-    scale = num_active / (config.num_hidden_layers * width)
+    scale = num_active / query_width(config)
     own = model.routing
     return ModelInfo(
         num_parameters,

@@ -15,15 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import AutoConfig
+from transformers.models.auto.auto_factory import _get_model_class
 
 from agentrl.engines.torch.model.fixed_shapes import fix_shapes
 from agentrl.engines.torch.model.folder_names import FolderNames
 from agentrl.engines.torch.model.quiet import quiet_transformers
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import AgentRLError, ConfigError, DataError
 from agentrl.training.data.attention import BY_SPAN, FIXED
 from agentrl.training.data.kernel_attention import (
     SHARING,
@@ -346,6 +346,7 @@ def open_pretrained(
     auto, kinds = class_and_attention(auto, folder, attention, spec.vision, named)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
+        _check_family(auto, config, kind, named)
         with torch.device("meta"):
             hf: Any = auto.from_config(config, dtype=_kept_dtype(spec), attn_implementation=kinds)
         weights: FolderWeights | None = None
@@ -356,20 +357,40 @@ def open_pretrained(
         else:
             hf, missing = _read_whole(auto, spec, config, kinds, named)
             names_of(hf, named)
-    except (ConfigError, DataError):
+    except AgentRLError:
         raise
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise DataError(f"{named} could not be loaded as {kind}: {error}") from error
-    if not getattr(hf, "_supports_attention_backend", False):
-        raise ConfigError(
-            f"{named}: {type(hf).__name__} doesn't use transformers' attention "
-            f"interface, which packed rows need; choose another family"
-        )
+    except Exception as error:
+        # of transformers' and a family's own code, which check each configuration in their own way
+        raise DataError(
+            f"{named} could not be loaded as {kind} ({type(error).__name__}: {error}); copy or "
+            "download the folder again, or choose another family"
+        ) from error
     _adapt_layers(hf, device, exact=exact)
     # What is drawn in training, such as dropout or a router's noise, would part logprobs from the
     # sampler's, and a recomputed layer from itself.
     hf.eval()
     return hf, weights, missing
+
+
+def _check_family(auto: Any, config: Any, kind: str, named: str) -> None:
+    """Refuses a family by its class, before a model is built: some look their attention up in a
+    table of their own.
+
+    Raises:
+        ConfigError: transformers has no model of this kind, or packed rows cannot attend in it.
+    """
+    mapping = auto._model_mapping
+    if type(config) not in mapping:
+        raise ConfigError(
+            f"{named} must hold {kind}, and transformers has none of model_type="
+            f"{config.model_type!r}; choose another family"
+        )
+    family = _get_model_class(config, mapping)
+    if not getattr(family, "_supports_attention_backend", False):
+        raise ConfigError(
+            f"{named}: {family.__name__} doesn't use transformers' attention "
+            f"interface, which packed rows need; choose another family"
+        )
 
 
 def check_layout(model_path: str, named: str, tp: int, sp: int, ep: int) -> None:

@@ -53,8 +53,8 @@ def check_twin(model: PackedModel, auto: Any, named: str, head_fault: str) -> No
     """
     try:
         fault = _fault(model, auto, head_fault)
-    except AgentRLError:
-        raise
+    except AgentRLError as error:
+        raise ConfigError(f"{named}: {type(model.hf).__name__}: {error}") from error
     except Exception as error:
         # of a family's own code, called as none of its own callers does
         fault = f"raises {type(error).__name__} over a packed row ({error})"
@@ -131,12 +131,9 @@ def small_twin(auto: Any, config: Any) -> nn.Module:
     random number of the process."""
     small = deepcopy(config)
     text = small.get_text_config()
-    kinds: list[str] = list(getattr(text, "layer_types", None) or ())
-    chosen = [kinds.index(kind) for kind in dict.fromkeys(kinds)] or [0]
-    num_layers, longest = int(text.num_hidden_layers), max_positions(text) or math.inf
+    _keep_a_layer_of_each_kind(text)
+    longest = max_positions(text) or math.inf
     for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == num_layers:
-            setattr(text, name, [value[index] for index in chosen])
         if type(value) is not int:
             continue
         if name.endswith("intermediate_size"):
@@ -147,7 +144,6 @@ def small_twin(auto: Any, config: Any) -> nn.Module:
         # one that no sample outgrows changes nothing
         if _WINDOWS.search(name) and _WINDOW < value < longest:
             setattr(text, name, _WINDOW)
-    text.num_hidden_layers = len(chosen)
     text.vocab_size = min(int(text.vocab_size), _SIZE)
     if "vision_config" in small.sub_configs:
         tower = small.vision_config
@@ -157,3 +153,27 @@ def small_twin(auto: Any, config: Any) -> nn.Module:
         torch.manual_seed(0)
         hf: nn.Module = auto.from_config(small, dtype=torch.float32, attn_implementation="eager")
     return hf.eval()
+
+
+def _keep_a_layer_of_each_kind(text: Any) -> None:
+    num_layers = int(text.num_hidden_layers)
+    # Those from here on read the keys of earlier layers, of which each kind is before them.
+    shared = num_layers - (getattr(text, "num_kv_shared_layers", None) or 0)
+    of_layers = enumerate(getattr(text, "layer_types", None) or ())
+    kinds = [(kind, index >= shared) for index, kind in of_layers]
+    chosen = [kinds.index(kind) for kind in dict.fromkeys(kinds)] or [0]
+    own: dict[Any, Any] = text.to_dict().get("per_layer_config") or {}
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == num_layers:
+            setattr(text, name, [value[index] for index in chosen])
+    text.num_hidden_layers = len(chosen)
+    if text.num_hidden_layers < len(chosen):
+        # LongCat counts a layer as two, and has none of an odd number.
+        text.num_hidden_layers = 2 * len(chosen)
+    if shared < num_layers:
+        text.num_kv_shared_layers = sum(index >= shared for index in chosen)
+    if own:
+        given = {int(index): value for index, value in own.items()}
+        text.per_layer_config = {
+            place: given[index] for place, index in enumerate(chosen) if index in given
+        }

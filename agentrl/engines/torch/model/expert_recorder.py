@@ -24,19 +24,22 @@ class ExpertRecorder:
     """Takes the experts of the forward passes of a module, one after the other.
 
     Attributes:
-        routing: how the module, a causal language model, routes its tokens; None for a dense one.
+        routing: how the module, a causal language model, routes its tokens; None for a dense one,
+            or a family that tells the numbers of its experts in another way.
     """
 
     def __init__(self, module: Any) -> None:
         self._chosen: list[Tensor] = []
         layers = list(_expert_layers(module))
+        config = module.config.get_text_config(decoder=True)
+        experts = getattr(layers[0][0], "num_experts", None) if layers else None
+        top_k = getattr(config, "num_experts_per_tok", None)
+        self.routing: RoutingShape | None = None
+        if not experts or not top_k:
+            return
+        self.routing = RoutingShape(len(layers), int(experts), int(top_k))
         for layer, argument in layers:
             layer.register_forward_pre_hook(partial(self._take, argument), with_kwargs=True)
-        self.routing: RoutingShape | None = None
-        if layers:
-            experts: Any = layers[0][0].num_experts
-            config = module.config.get_text_config(decoder=True)
-            self.routing = RoutingShape(len(layers), int(experts), int(config.num_experts_per_tok))
 
     def begin(self) -> None:
         """A pass begins; one that failed may have left something."""

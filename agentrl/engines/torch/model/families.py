@@ -98,6 +98,15 @@ def head_width(config: Any) -> int:
     return int(own or config.hidden_size // config.num_attention_heads)
 
 
+def query_width(config: Any) -> int:
+    """Numbers of a token's queries in all layers, whose heads may differ, by transformers'
+    configuration."""
+    layers = [config] * config.num_hidden_layers
+    if getattr(config, "is_heterogeneous", False):
+        layers = list(config.per_layer_config)
+    return sum(layer.num_attention_heads * head_width(layer) for layer in layers)
+
+
 def max_positions(config: Any) -> int | None:
     """Tokens of the longest sequence, by transformers' configuration of a model of text; None
     where it sets no bound. A rotary scaling that follows the longest sequence of a batch, so that

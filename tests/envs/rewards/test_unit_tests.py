@@ -354,6 +354,19 @@ OBJECTS = {
         "s, seen = Stack(1, 2, 3), []\nwhile s:\n    seen.append(s.pop())\n"
         "assert seen == [1, 2, 3]",
     ),
+    "a loop until there is None": (
+        STACK + "    def get(self):\n        return self.items.pop() if self.items else None",
+        "for s in (Stack(1, 2), Stack(1, 3).push(2)):\n    seen = []\n    while True:\n"
+        "        x = s.get()\n        if x is None:\n            break\n        seen.append(x)\n"
+        "    assert seen[0] == 2 and seen[-1] == 1",
+        "while Stack(1).get() is None:\n    pass\nassert False",
+    ),
+    "a context": (
+        STACK + "    def __enter__(self):\n        return self\n    def __exit__(self, *of):\n"
+        "        self.items.append(of)",
+        "s = Stack(1)\nwith s as t:\n    t.push(3)\nassert list(s) == [1, 3, (None, None, None)]",
+        "with Stack(1) as s:\n    assert s.pop() == 2",
+    ),
     "operators": (
         STACK,
         "s = Stack(1) + Stack(2)\nassert list(s) == [1, 2]\nassert 2 in Stack(1, 2)\n"
@@ -425,9 +438,8 @@ OBJECTS = {
 
 @pytest.mark.parametrize(("code", "right", "wrong"), OBJECTS.values(), ids=OBJECTS)
 async def test_objects_stay_where_the_code_is(code: str, right: str, wrong: str) -> None:
-    score = await scored(code, [right, wrong], partial=True)
-    assert (score.value, score.why["passed"]) == (0.5, 1), score.why
-    assert (await scored(code, [right])).value == 1.0
+    score = await scored(code, [right, wrong, right], partial=True)
+    assert (score.why["passed"], len(score.why["problems"])) == (2, 1), score.why
 
 
 LIAR = """

@@ -357,7 +357,14 @@ def open_pretrained(
         else:
             hf, missing = _read_whole(auto, spec, config, kinds, named)
             names_of(hf, named)
-    except AgentRLError:
+    except (
+        AgentRLError,
+        MemoryError,
+        torch.AcceleratorError,
+        torch.OutOfMemoryError,
+        dist.DistError,
+    ):
+        # no fault of the folder's
         raise
     except Exception as error:
         # of transformers' and a family's own code, which check each configuration in their own way

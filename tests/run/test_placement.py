@@ -218,7 +218,7 @@ base = ["data.train=t.py:f", "algorithm.name=ppo", "critic.stage=model", "placem
 
 def seen(actor):
     ask = lambda self: os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-    return ray.get(actor.__ray_call__.remote(ask), timeout=DEADLINE_S)
+    return ray.get(actor.__ray_call__.remote(ask))
 
 def of_servers(actor, model=sys.argv[1]):
     def ask(self):

@@ -6,6 +6,8 @@ import os
 import runpy
 import sys
 import tempfile
+import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from tests.kit.forks import FORKS
@@ -19,7 +21,10 @@ TRIES = 3
 
 
 def run_ranks(module: str, size: int, *arguments: str) -> None:
-    """Runs ``python -m module RANK SIZE PORT ARGUMENTS...`` on every rank; all must succeed."""
+    """Runs ``python -m module RANK SIZE PORT ARGUMENTS...`` on every rank; all must succeed.
+
+    One that takes long says so on standard error as it goes on: silence alone is a hang.
+    """
     for _ in range(TRIES):
         codes, said = _run_once(module, size, *arguments)
         if TAKEN not in said.lower():
@@ -39,8 +44,12 @@ def _run_once(module: str, size: int, *arguments: str) -> tuple[list[int | None]
         try:
             for rank in ranks:
                 rank.start()
-            for rank in ranks:
-                rank.join(DEADLINE_S)
+            said, end = -1, 0.0
+            while any(rank.is_alive() for rank in ranks) and (said < 0 or time.monotonic() < end):
+                now = sum(log.stat().st_size for log in logs if log.exists())
+                if now > said:
+                    said, end = now, time.monotonic() + DEADLINE_S
+                wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=1.0)
             codes = [rank.exitcode for rank in ranks]
         finally:
             for rank in ranks:

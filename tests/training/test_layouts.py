@@ -129,8 +129,12 @@ def world(models: Path, out: Path, alone: Mapping[str, Any], chosen: frozenset[s
     """One start of a world's ranks, when the first test asks for it."""
     assert alone, "its checkpoints are read"
 
+    tried: set[int] = set()
+
     @cache
     def run_world(size: int) -> Mapping[str, Any]:
+        assert size not in tried, "its ranks failed for a test before"
+        tried.add(size)
         run_ranks("tests.training.layout_rank", size, str(models), str(out), *sorted(chosen))
         found: Mapping[str, Any] = torch.load(out / f"world{size}.pt", weights_only=False)
         return found

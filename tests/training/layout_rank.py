@@ -377,14 +377,14 @@ def run(place: DistSpec, models: Path, folder: Path, names: Sequence[str]) -> di
     for own in LAYOUTS:
         if own.world_size != place.world_size or own.name not in names:
             continue
-        print(own.name, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{own.name}\n")
         ranks = Ranks(replace(place, tp=own.tp, sp=own.sp))
         found["cases"][own.name] = dict(compared(models, own, ranks))
         if own.is_trained:
             found["trained"][own.name] = trained(models, own, ranks, folder)
     for name, (*_, layout_of) in BUGS.items():
         if layout_of.world_size == place.world_size and name in names:
-            print(name, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{name}\n")
             with bug(name) as own:
                 ranks = Ranks(replace(place, tp=own.tp, sp=own.sp))
                 found["bugs"][name] = dict(compared(models, own, ranks))

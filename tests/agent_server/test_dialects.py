@@ -94,7 +94,6 @@ def test_a_conversation_is_the_same_turns_in_each_dialect(seed: int) -> None:
 
 
 @pytest.mark.tooling
-@pytest.mark.timeout(1800)
 def test_two_thousand_conversations_are_the_same_turns_in_each_dialect() -> None:
     for seed in range(2000):
         assert_same_turns(seed)

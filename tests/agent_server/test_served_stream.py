@@ -18,10 +18,9 @@ from agentrl.engines.torch import TorchEngine
 from agentrl.types import Completion, GenerateRequest
 from tests.agent_server.served_policy import ADD, HI, Episode, ended, serving
 from tests.engines.tiny import make_model
+from tests.kit.waiting import DEADLINE_S
 from tests.rollouts.bytewise import MODEL_VOCAB, call, ids, say, scripted
 from tests.rollouts.speaking_engine import SpeakingEngine
-
-WAIT_S = 60.0
 
 
 async def stream_of(episode: Episode, **settings: Any) -> Any:
@@ -78,7 +77,7 @@ class Halting(TorchEngine):
             listener(ids, logprobs)
             self.told += 1
             if self.told == self.HALT:
-                self.seen.wait(WAIT_S)
+                self.seen.wait(DEADLINE_S)
 
         return await super().generate(replace(request, on_tokens=halting))
 
@@ -116,7 +115,7 @@ async def test_pieces_come_token_by_token() -> None:
     heard = asyncio.Event()
 
     async def pace(n: int) -> None:  # each token waits until the client has the one before
-        await asyncio.wait_for(heard.wait(), WAIT_S)
+        await asyncio.wait_for(heard.wait(), DEADLINE_S)
         heard.clear()
 
     async with serving(SpeakingEngine([say("abcd")], pace)) as served:
@@ -145,7 +144,7 @@ async def test_a_call_comes_when_it_is_closed_and_the_next_is_still_written() ->
 
     async def pace(n: int) -> None:
         if n == len(first) + 5:
-            await asyncio.wait_for(seen.wait(), WAIT_S)
+            await asyncio.wait_for(seen.wait(), DEADLINE_S)
 
     names = []
     async with serving(SpeakingEngine([say(call("add", a=1) + call("add", a=2))], pace)) as served:
@@ -191,7 +190,7 @@ async def test_a_turn_that_fails_once_it_has_begun_ends_its_stream_with_an_error
         with pytest.raises(openai.APIError, match=r"token consistency violated.*streamed"):
             async for _ in await stream_of(episode):
                 pass
-        await asyncio.wait_for(ended(served), WAIT_S)
+        await asyncio.wait_for(ended(served), DEADLINE_S)
     assert str(served.kept[0].status) == "failed(engine)"
 
 

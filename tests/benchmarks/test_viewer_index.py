@@ -61,7 +61,6 @@ def test_every_figure_of_the_formats_comes_out(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.browser
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("part", "targets"), [("group", 2), ("start", 2), ("live", 15)])
 def test_every_figure_in_the_browser_comes_out(part: str, targets: int, tmp_path: Path) -> None:
     told = tmp_path / "figures.json"

@@ -164,7 +164,6 @@ def test_a_faulty_call_is_told_and_the_end_of_the_input_leaves_the_episode(play:
     assert "the input has ended" in err
 
 
-@pytest.mark.timeout(60)
 def test_a_task_of_a_stream_is_looked_for_among_its_first(play: Agentrl, project: Path) -> None:
     (project / "rows.jsonl").write_text(
         "".join(f'{{"prompt": "Say 281.", "id": "row-{n}"}}\n' for n in range(3))

@@ -34,7 +34,6 @@ from tests.run.tiny_task import build_model
 # a model is built, and torch loaded by two processes
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
 ]
 
 HI: Any = {"role": "user", "content": "3 and 4?"}

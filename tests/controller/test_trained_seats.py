@@ -157,7 +157,6 @@ def other_tokens(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, turns=turns)
 
 
-@pytest.mark.timeout(60)
 def test_an_untrained_agent_gets_exactly_zero_gradient(model: Path, tmp_path: Path) -> None:
     groups = games(train=False)
     changed = [group.with_rewarded(other_tokens) for group in groups]
@@ -174,7 +173,6 @@ def test_an_untrained_agent_gets_exactly_zero_gradient(model: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_annotations_of_a_game_cover_the_tokens_of_every_agent(model: Path, tmp_path: Path) -> None:
     for train in (True, False):
         _, reader = trained(model, tmp_path / str(train), [games(train=train)])

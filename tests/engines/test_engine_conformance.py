@@ -98,7 +98,6 @@ def check_servers(spec: EngineSpec, folder: Path, own: Path, **given: Any) -> No
 
 @pytest.mark.sglang
 @pytest.mark.wide
-@pytest.mark.timeout(900)
 def test_sglang_engine_with_a_model_that_sees(tmp_path: Path) -> None:
     folder = write_qwen_vl(tmp_path, context=CONTEXT)
     pictures = [asked(folder, f"p{seed}", "?", picture(seed=seed)) for seed in (1, 2)]
@@ -109,7 +108,6 @@ def test_sglang_engine_with_a_model_that_sees(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_vllm_engine(tmp_path: Path) -> None:
     folder = sglang.make_model(tmp_path / "model", seed=3, heads=2)
     with vllm.running_server(vllm.interpreter(), folder, tmp_path / "server", **OWN) as url:

@@ -128,7 +128,6 @@ def test_half_of_the_demonstrations_are_right() -> None:
 
 @pytest.mark.slow
 @pytest.mark.tooling
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("example", "name"), [("maze", "mazes"), ("till", "totals")])
 def test_the_policy_learns(example: str, name: str, tmp_path: Path) -> None:
     settings = [f"run.dir={tmp_path / 'run'}", "placement.mode=inline", "train.steps=15"]

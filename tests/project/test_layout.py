@@ -271,7 +271,7 @@ def test_what_only_ends_a_hang_is_one_deadline() -> None:
     short = re.compile(
         rf"asyncio\.timeout\({number}|wait_for\(.*, {number}|collect_groups\(.*\], {number}|"
         rf"\.(?:join|collect|wait)\({number}|^DEADLINE_S = |\btimeout=\d{{2,3}}\b|"
-        r"within_s=\d{2,3}\b"
+        r"within_s=\d{2,3}\b|mark\.timeout|^(?:START|END|WAIT|WARM_UP)_S = \d"
     )
     kit = ROOT / "tests" / "kit" / "waiting.py"
     found = [

@@ -207,7 +207,6 @@ def collect_two(runner: EpisodeRunner) -> None:
     runner.collect(DEADLINE_S)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("env", "told"),
     [

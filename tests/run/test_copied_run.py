@@ -12,8 +12,6 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.store import RunDirectory, read_jsonl
 from tests.run.tiny_run import CONFIG, metrics, train
 
-pytestmark = pytest.mark.timeout(900)  # three runs, one after another
-
 FEW = ("stages.0.steps=2", "stages.1.eval.every=null", "checkpoint.every=1")
 
 

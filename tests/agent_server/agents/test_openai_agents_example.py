@@ -29,7 +29,6 @@ OVERRIDES = (
 
 @pytest.mark.agents
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_agent_is_trained_on_what_the_engine_sampled(
     python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from tests.agent_server.agents.conftest import play_command
 from tests.rollouts.bytewise import call, length_reward
 
 # not in the gate: the programs are 808 MB
-pytestmark = [pytest.mark.agents, pytest.mark.tooling, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.agents, pytest.mark.tooling]
 
 CODEX = """\
 exec codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox -m policy \

@@ -21,7 +21,7 @@ from tests.rollouts.bytewise import call
 from tests.run.tiny_run import metrics
 
 # not in the gate: each warms a model up for some minutes
-pytestmark = [pytest.mark.agents, pytest.mark.tooling, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.agents, pytest.mark.tooling]
 
 TASK = Path(__file__).with_name("program_task.py")
 CODE = ROOT / "examples" / "code" / "task.py"

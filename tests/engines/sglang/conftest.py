@@ -22,10 +22,10 @@ from agentrl.training.models.tiny import build_tiny_model
 from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, passes_on
 from tests.engines.sglang.models import CONTEXT, DTYPE, HuggingFace
 from tests.kit.server_programs import running, split
+from tests.kit.waiting import DEADLINE_S
 from tests.run.tiny_task import demonstrations
 
 CODE_EXAMPLE = Path(__file__).parents[3] / "examples" / "code" / "config.yaml"
-WARM_UP_S = 800
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +115,7 @@ def warming_up(
 def warmed_up(warming_up: tuple[subprocess.Popen[bytes], Path]) -> Path:
     """The model that GRPO starts from in the code example."""
     process, folder = warming_up
-    assert process.wait(WARM_UP_S) == 0, (folder / "log").read_text()[-2000:]
+    assert process.wait(DEADLINE_S) == 0, (folder / "log").read_text()[-2000:]
     return folder / "run" / "models" / "warmup"
 
 

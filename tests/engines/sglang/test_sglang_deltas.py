@@ -15,7 +15,6 @@ pytestmark = [
     pytest.mark.sglang,
     pytest.mark.slow,
     pytest.mark.tooling,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for network namespaces"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip (iproute2)"),
 ]

@@ -34,7 +34,7 @@ from tests.engines.sglang.models import logprobs, made
 from tests.rollouts.bytewise import Built, length_reward
 from tests.tiny_vision import picture, write_qwen_vl
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 CONTEXT = 1024
 

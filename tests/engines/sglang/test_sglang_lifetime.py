@@ -22,10 +22,7 @@ from tests.engines.sglang.runs import CONFIG
 from tests.kit.waiting import until
 from tests.run.tiny_run import metrics
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
-
-START_S = 400
-END_S = 60
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 Driver = subprocess.Popen[bytes]
 
@@ -103,7 +100,7 @@ def driver(tmp_path: Path, model: Path, python: str, others: set[str]) -> Iterat
         )
     try:
         started = lambda: bool(metrics(tmp_path / "run")) or process.poll() is not None  # noqa: E731
-        until(started, (tmp_path / "log").read_text, START_S)
+        until(started, (tmp_path / "log").read_text)
         assert process.poll() is None, (tmp_path / "log").read_text()
         yield process
     finally:
@@ -123,7 +120,7 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
 
     run = tmp_path / "run"
     events = lambda: [row["event"] for row in read_jsonl(run / "events.jsonl")]  # noqa: E731
-    until(lambda: "server_restarted" in events(), (tmp_path / "log").read_text, START_S)
+    until(lambda: "server_restarted" in events(), (tmp_path / "log").read_text)
     assert events().index("server_lost") < events().index("server_restarted")
     shown = (tmp_path / "log").read_text()
     # the watch sees the process end, or a request in flight breaks off first
@@ -132,7 +129,7 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
     assert "! server 0 serves again after " in shown
     rows = lambda: read_jsonl(run / "metrics.jsonl")  # noqa: E731
     away = lambda: any(row.get("time/server_away_s", 0) > 0 for row in rows())  # noqa: E731
-    until(away, (tmp_path / "log").read_text, START_S)
+    until(away, (tmp_path / "log").read_text)
     assert sum(row.get("count/lost_servers", 0) for row in rows()) == 1
 
     second = Server(tmp_path, model, others | {first.marker})

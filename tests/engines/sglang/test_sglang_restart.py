@@ -30,10 +30,10 @@ from tests.engines.sglang.models import (
     versions,
 )
 from tests.engines.sglang.runs import assert_a_killed_server_costs_nothing
+from tests.kit.waiting import DEADLINE_S
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang]
 
-RESTART_S = 400
 LAUNCH = forking_launch.__file__
 
 
@@ -75,7 +75,7 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
             model=str(own),
             num_servers=2,
             sender=lambda: SharedMemorySender(served),
-            startup_timeout_s=RESTART_S,
+            startup_timeout_s=DEADLINE_S,
         )
     )
     reference.scale(1.03)
@@ -91,7 +91,7 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
         np.testing.assert_allclose(
             logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4
         )
-    async with asyncio.timeout(RESTART_S):
+    async with asyncio.timeout(DEADLINE_S):
         while sorted(one.state for one in engine.pool.servers) != ["serving", "serving"]:
             await asyncio.sleep(0.2)
     await asyncio.to_thread(engine.checksum)
@@ -128,13 +128,13 @@ async def test_a_server_that_dies_too_often_is_given_up_and_said_so(
             python=python,
             model=str(own),
             sender=HttpSender,
-            startup_timeout_s=RESTART_S,
+            startup_timeout_s=DEADLINE_S,
             max_restarts=1,
         )
     )
     shutil.rmtree(own)  # so that it cannot start again
     os.kill(servers_of(tmp_path)[0], signal.SIGKILL)
-    async with asyncio.timeout(RESTART_S):
+    async with asyncio.timeout(DEADLINE_S):
         while "gone" not in (one.state for one in engine.pool.servers):
             await asyncio.sleep(0.2)
     events = [vars(record).get("event") for record in caplog.records]

@@ -96,7 +96,6 @@ def test_through_shared_memory_each_rank_is_sent_its_own_part_alone(
         assert own["model.norm.weight"] == (64,)
 
 
-@pytest.mark.timeout(900)
 def test_two_ranks_have_one_server_together_and_each_writes_its_part(
     tmp_path: Path, model: Path, python: str
 ) -> None:

@@ -17,7 +17,7 @@ from tests.engines.sglang.models import NEAR
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
 from tests.run.tiny_run import metrics
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang]
 
 
 @pytest.mark.parametrize("weight_sync", ["disk", "mount", "http", "broadcast"])

@@ -16,7 +16,7 @@ from tests.engines.sglang.runs import assert_each_was_trained_once, train
 from tests.run.tiny_run import metrics
 from tests.run.tiny_task import graded
 
-pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 
 def test_a_worker_is_killed_in_the_middle_of_a_step_and_the_run_goes_on(

@@ -20,7 +20,7 @@ from tests.engines.sglang.models import logprobs, made
 from tests.engines.vllm.conftest import specified
 from tests.tiny_vision import picture, write_qwen_vl
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from tests.engines.sglang.models import (
 from tests.engines.sglang.runs import assert_a_killed_server_costs_nothing
 from tests.engines.vllm.test_vllm_served import publish
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 def server_of(folder: Path) -> int:

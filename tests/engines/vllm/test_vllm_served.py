@@ -33,7 +33,7 @@ from tests.engines.sglang.models import (
 )
 from tests.engines.vllm.conftest import CONTEXT
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 PROMPT = [5, 17, 200, 33, 8]
 Build = Callable[..., VLLMEngine]

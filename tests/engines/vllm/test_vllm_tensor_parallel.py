@@ -15,7 +15,7 @@ from tests.engines.sglang.models import NEAR, HuggingFace, logprobs, made, reque
 from tests.engines.vllm.conftest import running_server
 from tests.engines.vllm.test_vllm_served import PROMPT, Build, publish
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,6 @@ def test_no_hostile_answer_holds_a_mark(name: str) -> None:
     assert marks == ["<answer>", "</answer>"]
 
 
-@pytest.mark.timeout(120)
 def test_marks_are_looked_for_in_linear_time() -> None:
     text = "<" + " " * 2**19
     assert text in module._filled(module.PROMPT, episode(text), 0, 10)

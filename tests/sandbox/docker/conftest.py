@@ -23,8 +23,6 @@ from agentrl.sandbox.docker.settings import LOCAL_PYTHON
 from agentrl.sandbox.forkserver.hosts import close_servers
 from tests.kit.waiting import DEADLINE_S
 
-_START_S, _END_S = 60.0, 60.0
-
 
 class Engine:
     """A Docker engine started by hand; everything of it lies in one folder."""
@@ -51,7 +49,7 @@ class Engine:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + DEADLINE_S
         while not self.answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 said = (self.folder / "log").read_text(errors="replace")[-2000:]
@@ -68,7 +66,7 @@ class Engine:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(_END_S)
+        self.process.wait(DEADLINE_S)
 
 
 @pytest.fixture(scope="session")

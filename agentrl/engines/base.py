@@ -281,7 +281,6 @@ class EnginePlace:
         num_threads: of the engine's own thread in torch; None leaves torch's setting.
         decode: ids to text, for stop strings; must itself be picklable.
         stop_strings: whether requests may have stop strings.
-        unavailable_s: how long a request waits for an engine to come back.
         server_python: interpreter of the environment that ``agentrl install`` made.
         api_key: of servers that ask for one.
         shared: the GPUs that a server has in turn with ranks; None for GPUs of its own.
@@ -299,7 +298,6 @@ class EnginePlace:
     num_threads: int | None = None
     decode: Callable[[I32], str] | None = None
     stop_strings: bool = False
-    unavailable_s: float = 60.0
     server_python: str = ""
     api_key: str | None = field(default=None, repr=False)
     shared: SharedGpus | None = None

@@ -1,7 +1,8 @@
 """Deadlines: truncate an episode or turn that takes too long.
 
 - A deadline that the policy spends truncates the episode; it does not fail it.
-- Time in which the engine is paused, or in which others hold a sandbox or thread, does not count.
+- Time in which the engine is paused or has no server that serves, or in which others hold a sandbox
+  or thread, does not count.
 - A straggler is cancelled by the same means, once enough rollouts of its group have finished.
 """
 
@@ -73,8 +74,9 @@ class StragglerCancel:
 class Deadline(PausableTimeout):
     """Ends its block after ``seconds``.
 
-    Waits for a sandbox or thread that others use do not count, nor does time in which the engine is
-    paused. A class for speed, because each turn in flight holds two.
+    Waits for a sandbox or thread that others use, or for a server that starts again, do not count,
+    nor does time in which the engine is paused. A class for speed, because each turn in flight
+    holds two.
 
     Args:
         seconds: the time limit.

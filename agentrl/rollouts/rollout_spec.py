@@ -64,7 +64,7 @@ class EpisodeSettings(Section):
     """Texts that end a model call, beside the end-of-turn token."""
     turn_timeout_s: Seconds = 120.0
     """Seconds of one turn: generation, tools and environment; waiting for a sandbox or thread that
-    others use does not count.
+    others use, or for a server that starts again, does not count.
     """
     episode_timeout_s: Seconds = 600.0
     """Seconds of one episode, counted in the same way."""

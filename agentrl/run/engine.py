@@ -15,9 +15,6 @@ from agentrl.store import RunDirectory
 from agentrl.training.device import FIRST_DEVICE
 from agentrl.types.arrays import I32
 
-_LONGEST_WAIT_S = 60.0
-"""Of a request for an engine to come back; after that its episode is tried again as a whole."""
-
 
 def plays_by_messages(stage: StageConfig) -> bool:
     """Whether the stage's engine takes and gives messages alone: neither weights nor token ids."""
@@ -66,7 +63,6 @@ def engine_plan(
         num_threads=stage.placement.host_pool.threads_per_rank,
         decode=functools.partial(_decoded, renderer_spec(stage, model)),
         stop_strings=bool(rollout.stop or stage.env.agent_command or serves_agents),
-        unavailable_s=min(_LONGEST_WAIT_S, rollout.turn_timeout_s / 2),
         shared=SharedGpus(trainer_bytes=trainer_bytes) if stage.sleeps else None,
         routed_experts=stage.replays_routing,
     )

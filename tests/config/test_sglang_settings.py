@@ -70,7 +70,6 @@ def stage(write: Write) -> Callable[..., StageConfig]:
         ("rollout.max_turns=3", "stop_strings", False),
         # an agent's requests may have stop strings of their own
         ("env.agent_command=[agent]", "stop_strings", True),
-        ("rollout.turn_timeout_s=30.0", "unavailable_s", 15.0),
     ],
 )
 def test_a_setting_reaches_the_engine(

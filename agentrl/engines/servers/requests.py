@@ -20,7 +20,7 @@ from agentrl.engines.servers.server import Server
 from agentrl.engines.servers.state import ServersState
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest, TokenUsage
-from agentrl.types.clock import PausableTimeout
+from agentrl.types.clock import PausableTimeout, clock_paused, counted_by
 
 Ids: TypeAlias = npt.NDArray[np.int32]
 Logprobs: TypeAlias = npt.NDArray[np.float32]
@@ -85,7 +85,8 @@ class Requests:
         timeout = PausableTimeout(request.deadline_s, self._state.life.clock)
         try:
             async with timeout:
-                return await self._attempts(flight)
+                with counted_by(timeout):
+                    return await self._attempts(flight)
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -182,10 +183,9 @@ class Requests:
         return completion
 
     async def _server_for(self, flight: _Flight, failed: Sequence[Server]) -> Server | None:
-        """Waits until the engine serves; then for ``unavailable_s`` at most until a server does.
-        None where the request was aborted meanwhile."""
+        """Waits until the engine serves, and a server does. None where the request was aborted
+        meanwhile."""
         request = flight.request
-        since: float | None = None
         self.waiting += 1
         try:
             while not flight.aborted:
@@ -197,14 +197,10 @@ class Requests:
                     if (server := self._pool.router.choose(request.session_id, failed)) is not None:
                         return server
                     self._pool.require_any_live()
-                    since = life.clock.now() if since is None else since
-                    limit_s = self._state.kind.place.unavailable_s
-                    if life.clock.now() - since > limit_s:
-                        raise EngineError(
-                            f"no server came back within {limit_s:g} s; {self._pool.describe()}"
-                        )
-                # Not every change is notified, and the limit above has to be looked at without one.
-                await self._state.wait_changed(timeout_s=1.0)
+                # Not every change is notified. A start has limits of its own, after which no server
+                # is live; none of it is the policy's time.
+                with clock_paused():
+                    await self._state.wait_changed(timeout_s=1.0)
             return None
         finally:
             self.waiting -= 1

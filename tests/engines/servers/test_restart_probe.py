@@ -23,10 +23,12 @@ from agentrl.engines import EnginePlace
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.errors import StaleWeightsError
+from agentrl.types.clock import WaitClock, counted_by
 from agentrl.weight_sync import DiskSender, HttpSender, SharedMemorySender
 from agentrl.weight_sync.batches import BatchSender
+from tests.engines.servers.sglang_answers import request
 from tests.engines.servers.test_server_events import CONFIG, TENSORS, place, publish
-from tests.kit.waiting import DEADLINE_S, until
+from tests.kit.waiting import DEADLINE_S, until, until_async
 
 __all__ = ["place"]
 
@@ -145,6 +147,26 @@ def test_who_finds_the_only_server_lost_may_wait_for_its_restart_at_once(
 
     assert engine.submit(lose()).result() == "starting"
     until(lambda: any(n.event == "server_restarted" for n in engine.take_notices()))
+
+
+async def test_a_request_waits_for_the_only_server_and_no_deadline_counts_it(
+    engine: SGLangEngine, ranks: Ranks
+) -> None:
+    ranks.freed.clear()
+
+    async def lose() -> None:
+        engine.pool.lose(engine.pool.servers[0], "it answered half")
+
+    engine.submit(lose()).result()
+    waits = WaitClock()
+    with counted_by(waits):
+        call = asyncio.create_task(engine.generate(request()))
+    await until_async(lambda: waits.wait_s)
+    # one that starts is waited for as long as that takes
+    assert not call.done()
+    await engine.abort(["episode/0"])
+    assert (await call).finish_reason == "abort"
+    ranks.freed.set()
 
 
 def test_servers_that_restart_at_once_are_sent_the_weights_one_after_the_other(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +84,7 @@ def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., VLLMEngine]]:
     ) -> VLLMEngine:
         given = {"model": str(model), "folder": str(tmp_path / "engine"), "urls": urls}
         spec, place = specified(given | settings)
-        own = replace(place, unavailable_s=900.0)
-        engines.append(VLLMEngine(own, spec, None if sender is None else sender()))
+        engines.append(VLLMEngine(place, spec, None if sender is None else sender()))
         return engines[-1]
 
     yield make

@@ -157,7 +157,7 @@ def test_on_linux_the_mend_is_what_each_backend_lacks_and_never_unsafe(
         SandboxSpec().check()
     message = str(refusal.value)
     assert (
-        "install the system's package bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+        "install the system's package bubblewrap (`apt install bubblewrap`, `dnf install bubblewrap`)"
         in message
     )
     assert "docker cannot be used: no container engine answers" in message

@@ -211,7 +211,7 @@ def test_another_family_is_named_with_those_that_it_computes(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("release", "told"),
     [
-        (None, r"needs megatron-core 0\.16\.\*, which is not installed; pip install"),
+        (None, r"needs megatron-core 0\.16\.\*, which is not installed; `pip install"),
         ("0.17.0", r"needs megatron-core 0\.16\.\*, .* got 0\.17\.0"),
     ],
 )

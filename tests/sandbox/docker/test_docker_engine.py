@@ -71,7 +71,7 @@ def test_a_socket_that_this_user_may_not_use_is_named_with_the_mend(tmp_path: Pa
         os.seteuid(65534)
         try:
             with pytest.raises(
-                MachineError, match=r"permission denied; let this user speak to it \(sudo usermod"
+                MachineError, match=r"permission denied; let this user speak to it \(`sudo usermod"
             ):
                 connect(named(tmp_path / "s"))
         finally:

@@ -156,10 +156,8 @@ def test_on_linux_the_mend_is_what_each_backend_lacks_and_never_unsafe(
     with pytest.raises(MachineError) as refusal:
         SandboxSpec().check()
     message = str(refusal.value)
-    assert (
-        "install the system's package bubblewrap (`apt install bubblewrap`, `dnf install bubblewrap`)"
-        in message
-    )
+    commands = "`apt install bubblewrap`, `dnf install bubblewrap`"
+    assert f"install the system's package bubblewrap ({commands})" in message
     assert "docker cannot be used: no container engine answers" in message
     assert message.endswith("; one of them is enough")
     assert "unsafe" not in message

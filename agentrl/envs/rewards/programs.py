@@ -253,8 +253,8 @@ class Text:
         self.waits = 0
         self.needs_history = False
         self.objects, self.errors = {}, {}
-        # names of objects that the test itself made of a class, and of those that a call gave it
-        self.made, self.given = set(), set()
+        # whether what comes is of the test's own making: of a class, and no result of a call
+        self.makes = False
 
     def wait(self):
         # a loop that only a result ends, as one until there is None, goes so far in a round
@@ -300,7 +300,7 @@ def ask(verb, target, args=(), keywords={}):
     if kind == "raised":
         raise raised(*value)
     of_class = is_class(target if verb == "call" else target[0])
-    text.sees = text.made if of_class and verb in ("call", "get") else text.given
+    text.makes = of_class and verb in ("call", "get")
     [value] = unpacked(value)
     # what computes something from its argument, and changes that too, could make both agree
     if changed is not None and value is None:
@@ -333,14 +333,16 @@ def known_one(value):
         raise Unknown()
     return value
 
-KINDS = int, float, complex, str, bytes, list, tuple, set, dict
-PLAIN = {name for kind in KINDS for name in dir(kind)}
-PLAIN -= {"__getitem__", "__setitem__", "__delitem__"}
 SIDES = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 ORDER = "lt le gt ge".split()
 # python itself reads what these give
 READ = "bool len str repr hash contains int float index".split()
 OTHERS = "call next getitem setitem delitem neg pos abs invert enter exit".split()
+# a plain value that is asked one of these is often asked with what is expected of it
+TELLING = {"__%s__" % one for one in ORDER + SIDES + ["r" + one for one in SIDES] + ["contains"]}
+TELLING.update("count difference endswith find index intersection isdisjoint issubset".split())
+TELLING.update("issuperset removeprefix removesuffix rfind rindex startswith union".split())
+TELLING.add("symmetric_difference")
 EVERY = READ + OTHERS + ORDER + SIDES + ["r" + one for one in SIDES] + ["eq", "ne"]
 
 class Pending:
@@ -354,11 +356,16 @@ class Pending:
 
 class Proxy:
     # an object of the code's, which has all other attributes
-    __slots__ = ("_unit_tests_name",)
-    def __init__(self, name):
+    __slots__ = ("_unit_tests_name", "_unit_tests_made")
+    def __init__(self, name, made):
         object.__setattr__(self, "_unit_tests_name", name)
+        object.__setattr__(self, "_unit_tests_made", made)
     def __getattr__(self, name):
-        return ask("get", [name_of(self), name])
+        value = ask("get", [name_of(self), name])
+        if type(value) is Proxy:
+            # it may be a method, which is called later
+            keep_to_itself(self, name)
+        return value
     def __setattr__(self, name, value):
         ask("set", [name_of(self), name], (value,))
     def __delattr__(self, name):
@@ -375,11 +382,11 @@ def operation(short):
         if short in ("eq", "ne"):
             other = known_one(args[0])
             if type(other) is not Proxy or not (is_made(self) or is_made(other)):
-                return (self is other) == (short == "eq")
+                return same(self, other) == (short == "eq")
         elif short in ORDER and type(known_one(args[0])) is not Proxy:
             return NotImplemented
         else:
-            keep_to_itself(self, name, args)
+            keep_to_itself(self, name)
         value = ask("method", [name_of(self), name], args, keywords)
         return known_one(value) if short in READ else value
     return method
@@ -415,19 +422,25 @@ def name_of(value):
     return list(name)
 
 def named(name):
-    text.sees.add(name)
-    if name not in text.objects:
-        text.objects[name] = Proxy(name)
-    return text.objects[name]
+    key = name, text.makes
+    if key not in text.objects:
+        text.objects[key] = Proxy(*key)
+    return text.objects[key]
 
 def is_made(value):
-    name = tuple(name_of(value))
-    return name in text.made and name not in text.given
+    return object.__getattribute__(value, "_unit_tests_made")
 
-def keep_to_itself(value, name, given):
+def same(one, other):
+    # what `is` asks: an object that was made may come back as what a call gave
+    one, other = known_one(one), known_one(other)
+    if type(one) is Proxy and type(other) is Proxy:
+        return name_of(one) == name_of(other)
+    return one is other
+
+def keep_to_itself(value, name):
     # An object in the place of a plain value would be told what is expected of it.
-    if given and name in PLAIN and not is_made(value):
-        raise TypeError("an object that a call gave has no %s with an argument" % name)
+    if name in TELLING and not is_made(value):
+        raise TypeError("an object that a call gave is not asked for its " + name)
 
 def method_of(value, name):
     # asks for no attribute that is about to be called
@@ -439,7 +452,7 @@ def method_of(value, name):
         return getattr(value, name)
     def method(*args, **keywords):
         if type(value) is Proxy:
-            keep_to_itself(value, name, args or keywords)
+            keep_to_itself(value, name)
         return ask("method", [target, name], args, keywords)
     return method
 
@@ -461,6 +474,12 @@ class Soft(ast.NodeTransformer):
     def visit_Expr(self, node):
         # a text there may be what must come first
         return node if isinstance(node.value, ast.Constant) else self.soft(node)
+    def visit_Compare(self, node):
+        node = self.generic_visit(node)
+        if [type(one) for one in node.ops] not in ([ast.Is], [ast.IsNot]):
+            return node
+        call = ast.Call(ast.Name("__same", ast.Load()), [node.left, *node.comparators], [])
+        return call if isinstance(node.ops[0], ast.Is) else ast.UnaryOp(ast.Not(), call)
     def visit_Call(self, node):
         node = self.generic_visit(node)
         called = node.func
@@ -499,6 +518,7 @@ def run(source, has_history):
     text.classes = sorted(one.name for one in ast.walk(tree) if isinstance(one, ast.ClassDef))
     text.space = space = {name: stand_in(name) for name in free}
     space.update(text.errors, __name__="tests", __Unknown=Unknown, __method_of=method_of)
+    space["__same"] = same
     code = compile(ast.fix_missing_locations(Soft().visit(tree)), "tests.py", "exec")
     # the same calls in each round
     random.seed(0)
@@ -516,7 +536,18 @@ def run(source, has_history):
         return [False, (type(problem).__name__ + ": " + str(problem))[:300]]
     return None if text.waits else [True, ""]
 
-verdicts = [run(given["setup"] + "\\n" + one, False) for one in given["tests"]]
+def fault_of_setup():
+    # looked for here, since the code could feign it where it runs
+    try:
+        exec(compile(given["code_setup"], "setup.py", "exec"), {"__name__": "solution"})
+    except BaseException as error:
+        return "code_setup: " + type(error).__name__ + ": " + str(error)
+    return ""
+
+fault = "" if known else fault_of_setup()
+verdicts = [
+    [False, fault] if fault else run(given["setup"] + "\\n" + one, False) for one in given["tests"]
+]
 with open("calls.json", "w") as file:
     json.dump(calls, file)
 with open("verdicts.json", "w") as file:

@@ -189,7 +189,12 @@ class _Tests:
         """
         calls = b"[]"
         results = b""
-        given = {"setup": self.setup, "tests": self.texts, "lost": ""}
+        given = {
+            "setup": self.setup,
+            "code_setup": self.code_setup,
+            "tests": self.texts,
+            "lost": "",
+        }
         for number in range(_MAX_ROUNDS):
             told = json.dumps(given).encode()
             files = {"tests.json": told, "calls.json": calls, "results": results}

@@ -241,6 +241,12 @@ async def test_a_setup_that_the_sandbox_cannot_run_is_a_failure() -> None:
         await scored("def add(a, b):\n    return a + b", test_setup="import absent")
 
 
+@pytest.mark.parametrize("setup", ["import absent", "def f(:", "raise SystemExit(0)"])
+async def test_a_setup_of_the_code_that_fails_is_a_failure(setup: str) -> None:
+    with pytest.raises(RewardError, match=r"'t-1' fail before they call .*code_setup: \w+: "):
+        await scored("def add(a, b):\n    return a + b", code_setup=setup)
+
+
 # the code, and a test that it leads into a fault which is the tests' own where no value is known
 LED_ASTRAY = {
     "an import": ("raise ImportError('absent')", "add(1, 2)"),
@@ -297,6 +303,9 @@ class Stack:
     def push(self, item):
         self.items.append(item)
         return self
+    add = push
+    def count(self, item):
+        return self.items.count(item)
     def pop(self):
         if not self.items:
             raise Empty('nothing is there')
@@ -344,7 +353,9 @@ OBJECTS = {
     "a state": (
         STACK,
         "s = Stack()\ns.push(1)\ns.push(1).push(2)\nassert s.pop() == 2\nassert s.pop() == 1\n"
-        "assert len(s) == 1\ns.push(s.pop() + s.pop() if len(s) > 1 else 7)\nassert s.pop() == 7",
+        "assert len(s) == 1\ns.push(s.pop() + s.pop() if len(s) > 1 else 7)\nassert s.pop() == 7\n"
+        "t = s.push(3)\nassert t is s and t == s and 3 in s and s.push(4).push(5) is not Stack(3)\n"
+        "assert s.count(4) == 1 and t.add(6) is s and s.pop() == 6",
         "s = Stack(1, 1, 2)\nassert s.pop() == 2\nassert s.pop() == 2",
     ),
     "a loop that its results end": (
@@ -390,7 +401,7 @@ OBJECTS = {
     "objects of the test's making": (
         NODES,
         "head = Node(1, Node(2))\nhead.next.next = Node(3)\nlast = reverse(head)\nfound = []\n"
-        "assert last.next.next.value == 1\n"
+        "assert last.next.next.value == 1 and last.next.next is head\n"
         "while last:\n    found.append(last.value)\n    last = last.next\n"
         "assert found == [3, 2, 1]\n"
         "assert head.next is None",
@@ -478,6 +489,7 @@ def add(a, b):
         "assert add(1, 2).startswith('3')",
         "assert add(1, 2).count(3)",
         "assert Sum().itself(1, 2).count(3)",
+        "asked = add(1, 2).startswith\nassert asked('3')",
         "assert abs(add(1, 2) - 3) < 1e-6",
         "assert abs(3 - add(1, 2)) < 1e-6",
         "assert abs(Sum().itself(1, 2) - 3) < 1e-6",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.errors import AgentRLError, ConfigError, DataError, StoreError
+from agentrl.errors import AgentRLError, ConfigError, DataError
 from agentrl.run.data.stored_batches import StoredBatches
 from agentrl.run.lifetime.session import RunProcesses
 from agentrl.store import RunDirectory, TrajectoryReader
@@ -145,7 +145,7 @@ def test_another_stage_and_no_run_are_refused(config: Path, stored: Path, tmp_pa
     other.write_text(text, encoding="utf-8")
     told = fault(other, stored, DataError)
     assert "no trained group of stage 'other' (metrics.jsonl has rl, warmup)" in told
-    assert "is not a run directory" in fault(config, tmp_path / "none", StoreError)
+    assert "is not a run directory" in fault(config, tmp_path / "none", ConfigError)
 
 
 def test_tokens_older_than_the_stage_allows_are_refused(config: Path, stored: Path) -> None:

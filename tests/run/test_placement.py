@@ -225,7 +225,7 @@ def of_servers(actor, model=sys.argv[1]):
         spec = SGLangEngineSpec(tp_size=2, num_servers=2, device="cuda", command=("python",))
         servers = SGLangServers(EnginePlace(model, dtype="bfloat16"), spec)
         return [servers.environment(n)["CUDA_VISIBLE_DEVICES"].split(",") for n in range(2)]
-    return ray.get(actor.__ray_call__.remote(ask), timeout=DEADLINE_S)
+    return ray.get(actor.__ray_call__.remote(ask))
 
 def opened(*own):
     return RunProcesses(load_config({}, [*base, *own]))

@@ -162,7 +162,12 @@ class ServerError(EngineError):
     """
 
     def __init__(
-        self, message: str, *, retryable: bool = True, status: int | None = None, code: str = ""
+        self,
+        message: str,
+        *,
+        retryable: bool = True,
+        status: int | None = None,
+        code: str = "",
     ) -> None:
         super().__init__(message, retryable=retryable)
         self.status = status

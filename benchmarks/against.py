@@ -28,7 +28,9 @@ SLOWER = 1.03
 LESS_IS_BETTER = ("s", "ms", "us", "KiB", "MiB", "GiB")
 
 
-def measured(root: Path, benchmark: str, arguments: Sequence[str]) -> dict[str, tuple[float, str]]:
+def measured(
+    root: Path, benchmark: str, arguments: Sequence[str]
+) -> dict[str, tuple[float, str]]:
     """Runs a benchmark of a checkout; value and unit of each figure, by name.
 
     Raises:
@@ -79,9 +81,13 @@ def compare(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.against", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.against", description=__doc__
+    )
     parser.add_argument("folder", type=Path, help="the other checkout")
-    parser.add_argument("other", metavar="benchmark", help="its name, and then its own options")
+    parser.add_argument(
+        "other", metavar="benchmark", help="its name, and then its own options"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each side (3)")
     add_arguments(parser, benchmark="against")
     arguments, own = parser.parse_known_args(argv)

@@ -139,7 +139,10 @@ class Run:
 
 def run_of(algorithm: str, rate: str, seed: int) -> Run:
     """The run of an algorithm, or of a variant of DAPO."""
-    known = {**ALGORITHMS, **{name: (*ALGORITHMS["dapo"], *own) for name, own in DAPO.items()}}
+    known = {
+        **ALGORITHMS,
+        **{name: (*ALGORITHMS["dapo"], *own) for name, own in DAPO.items()},
+    }
     tool = () if algorithm == JUDGED else (f"env.tools=[{TOOL}]",)
     folder = algorithm.replace(", ", "-").replace(" ", "_")
     return Run(f"{folder}-{rate}-{seed}", (*tool, *known[algorithm]), seed, rate)
@@ -153,8 +156,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(parser, benchmark="algorithms")
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="of the run directories")
-    parser.add_argument("--only", action="append", metavar="NAME", help="one algorithm or variant")
+    parser.add_argument(
+        "--runs", type=Path, metavar="FOLDER", help="of the run directories"
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="one algorithm or variant"
+    )
     parser.add_argument("--dapo", action="store_true", help="DAPO's ablation too")
     parser.add_argument("--at-once", type=int, default=2, help="runs beside each other (2)")
     parser.add_argument(
@@ -181,12 +188,16 @@ def run_all(folder: Path, names: Sequence[str], at_once: int) -> None:
         teacher = ("train.steps=36", "train.batch_prompts=16", f"env.tools=[{TOOL}]")
         train(folder, Run("teacher", teacher, 8, RATES[-1]))
     with ThreadPoolExecutor(at_once) as pool:
-        for start in range(0, len(names), at_once):  # so that what is finished can be reported
+        for start in range(
+            0, len(names), at_once
+        ):  # so that what is finished can be reported
             some = names[start : start + at_once]
             tuning = dict.fromkeys(run for name in some for run in tuning_runs(name))
             list(pool.map(lambda run: train(folder, run), tuning))
             chosen = [
-                run_of(name, best_rate(folder, name), seed) for seed in SEEDS for name in some
+                run_of(name, best_rate(folder, name), seed)
+                for seed in SEEDS
+                for name in some
             ]
             list(pool.map(lambda run: train(folder, run), chosen))
     for name in names:
@@ -218,7 +229,10 @@ def train(folder: Path, run: Run) -> None:
 
 def settings_of(folder: Path, run: Run) -> tuple[str, ...]:
     """The run's settings of the command line, beside its folder."""
-    own = (text.replace("{teacher}", str(folder / "teacher/models/rl")) for text in run.settings)
+    own = (
+        text.replace("{teacher}", str(folder / "teacher/models/rl"))
+        for text in run.settings
+    )
     return (
         f"run.seed={run.seed}",
         f"model.path={folder / 'warmup/models/warmup'}",
@@ -270,7 +284,9 @@ def quiet_run(folder: Path, name: str) -> Run:
 
 def best_rate(folder: Path, name: str) -> str:
     """The rate whose run is the better one at its end, on the seed that is for this."""
-    return max(tuning_runs(name), key=lambda run: accuracies(folder / run.name)[AT[-1]]).rate
+    return max(
+        tuning_runs(name), key=lambda run: accuracies(folder / run.name)[AT[-1]]
+    ).rate
 
 
 def report(figures: Figures, folder: Path, names: Sequence[str]) -> None:
@@ -307,7 +323,9 @@ def report_targets(
             told = f"{name}, seed {run.name.rpartition('-')[2]}"
             figures.at_least(f"{told}, accuracy at 50", accuracies(run)[50], "", 0.60)
             explained = [value for _, value in logged(run, "critic/explained_variance")]
-            figures.at_least(f"{told}, explained variance", median(explained[-LAST:]), "", 0.3)
+            figures.at_least(
+                f"{told}, explained variance", median(explained[-LAST:]), "", 0.3
+            )
     if name in LEARN and {name, "grpo"} <= gains.keys():
         share = gains[name] / gains["grpo"]
         figures.at_least(f"{told}, gain as a share of grpo's", share, "x", 0.5)

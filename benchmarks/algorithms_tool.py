@@ -37,9 +37,9 @@ def printed(code: str) -> str | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     match tree.body:
-        case [ast.Expr(ast.Call(func=ast.Name(id="print"), args=[argument], keywords=[]))] if (
-            not isinstance(argument, ast.Starred)
-        ):
+        case [
+            ast.Expr(ast.Call(func=ast.Name(id="print"), args=[argument], keywords=[]))
+        ] if not isinstance(argument, ast.Starred):
             return ast.unparse(argument)
     return None
 

@@ -84,7 +84,9 @@ def processes_of(driven: Driven, kind: str, arguments: argparse.Namespace) -> li
     """What may be killed, or of a node the worker that it takes along. On two nodes only the driver
     descends from the run."""
     if kind == "driver":
-        return [pid for pid in children(driven.process.pid) if "--retries" not in name_of(pid)]
+        return [
+            pid for pid in children(driven.process.pid) if "--retries" not in name_of(pid)
+        ]
     own = descendants(os.getpid())
     if kind == "server":
         # it is no child of its owner, and bears its name
@@ -99,7 +101,9 @@ def processes_of(driven: Driven, kind: str, arguments: argparse.Namespace) -> li
     found = sorted(pid for pid in own if marks[kind] in name_of(pid))
     if kind == "node":
         command = ["ip", "netns", "pids", arguments.spaces[1]]
-        far = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        far = subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout.split()
         found = [pid for pid in found if str(pid) in far]
     return found
 
@@ -217,7 +221,10 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
     rng = random.Random(arguments.seed)
     space = ""
     if arguments.node:
-        own += [f"placement.ray_address={ADDRESS}", "placement.worker_resources={rollout: 1}"]
+        own += [
+            f"placement.ray_address={ADDRESS}",
+            "placement.worker_resources={rollout: 1}",
+        ]
         space = arguments.spaces[0]
     with trains(folder / "run", folder / "run.log", *own, space=space) as driven:
         kills, seconds = disturb(driven, kinds, arguments, rng)
@@ -229,7 +236,9 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
             name = f"{kind}: median to the next trained step"
             figures.at_most(name, median(seconds[kind]), "s", ASKED_S[kind])
         if seconds[kind]:
-            figures.report(f"{kind}: longest to the next trained step", max(seconds[kind]), "s")
+            figures.report(
+                f"{kind}: longest to the next trained step", max(seconds[kind]), "s"
+            )
     counts = Ledger(driven.run_dir / "ledger.jsonl").counts()
     figures.at_most("trajectories left open", sum(counts[state] for state in OPEN), "", 0)
     figures.report("trajectories trained", counts["trained"], "")
@@ -258,7 +267,12 @@ def two_nodes(arguments: argparse.Namespace) -> Iterator[None]:
             far_node.enter_context(ray_node(far, folder, FAR, *options))
 
         arguments.spaces, arguments.start_far = (near, far), start_far
-        head = ("--head", "--num-cpus=6", "--include-dashboard=false", '--resources={"rollout": 1}')
+        head = (
+            "--head",
+            "--num-cpus=6",
+            "--include-dashboard=false",
+            '--resources={"rollout": 1}',
+        )
         with ray_node(near, Path(short) / "near", NEAR, *head):
             start_far()
             yield
@@ -268,13 +282,21 @@ def main() -> int:
     """Measures what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0, help="of kills")
-    parser.add_argument("--every", nargs=2, type=float, default=(60.0, 180.0), metavar="SECONDS")
+    parser.add_argument(
+        "--every", nargs=2, type=float, default=(60.0, 180.0), metavar="SECONDS"
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--node", action="store_true", help="cut the link to a second node too")
-    parser.add_argument("--sglang", metavar="PYTHON", help="play with servers of its environment")
     parser.add_argument(
-        "--runs", type=Path, help="keeps the runs, and takes the undisturbed one that is there"
+        "--node", action="store_true", help="cut the link to a second node too"
+    )
+    parser.add_argument(
+        "--sglang", metavar="PYTHON", help="play with servers of its environment"
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        help="keeps the runs, and takes the undisturbed one that is there",
     )
     add_arguments(parser, benchmark="chaos")
     arguments = parser.parse_args()

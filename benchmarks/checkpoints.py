@@ -47,16 +47,31 @@ def report_training(figures: Figures, found: Mapping[str, Any]) -> None:
     figures.report("size of a checkpoint", found["bytes"] / MIB, "MiB")
     figures.report("first checkpoint: training held up", found["blocked"][0], "s")
     later = max(found["blocked"][1:])
-    figures.at_most("later checkpoints: training held up at most", later, "s", MOST_BLOCKED_S)
-    figures.report("later checkpoints: seconds to write one", median(found["written"][1:]), "s")
+    figures.at_most(
+        "later checkpoints: training held up at most", later, "s", MOST_BLOCKED_S
+    )
+    figures.report(
+        "later checkpoints: seconds to write one", median(found["written"][1:]), "s"
+    )
     figures.report("a step without a checkpoint, median", alone, "s")
     figures.report("a step beside one, median", beside, "s")
-    figures.at_most("a step beside one over one without", beside / alone, "x", MOST_SLOWDOWN)
+    figures.at_most(
+        "a step beside one over one without", beside / alone, "x", MOST_SLOWDOWN
+    )
 
 
 def export(run: Path, to: Path, shard_bytes: int) -> int:
     """Runs ``agentrl export model``; its peak of anonymous memory, bytes."""
-    command = [sys.executable, "-m", "agentrl", "export", "model", str(run), "--to", str(to)]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl",
+        "export",
+        "model",
+        str(run),
+        "--to",
+        str(to),
+    ]
     process = subprocess.Popen([*command, "--shard-gb", str(shard_bytes / 1e9)], cwd=ROOT)
     peak = MemoryPeak(process.pid, interval_s=0.005)
     try:
@@ -65,7 +80,9 @@ def export(run: Path, to: Path, shard_bytes: int) -> int:
         process.kill()
         process.wait()
     if status:
-        raise RuntimeError(f"agentrl export model ended with {status}; its message is above")
+        raise RuntimeError(
+            f"agentrl export model ended with {status}; its message is above"
+        )
     return peak.close()
 
 
@@ -79,12 +96,22 @@ def report_export(figures: Figures, peak: int, folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__)
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="125M", help="that is trained")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.checkpoints", description=__doc__
+    )
+    parser.add_argument(
+        "--shape", choices=tuple(SHAPES), default="125M", help="that is trained"
+    )
     parser.add_argument("--checkpoints", type=int, default=5, help="taken while it trains")
-    parser.add_argument("--steps", type=int, default=3, help="without one, before each checkpoint")
-    parser.add_argument("--export", choices=tuple(SHAPES), default="500M", help="shape exported")
-    parser.add_argument("--shard-mb", type=int, default=256, help="megabytes a file of the export")
+    parser.add_argument(
+        "--steps", type=int, default=3, help="without one, before each checkpoint"
+    )
+    parser.add_argument(
+        "--export", choices=tuple(SHAPES), default="500M", help="shape exported"
+    )
+    parser.add_argument(
+        "--shard-mb", type=int, default=256, help="megabytes a file of the export"
+    )
     add_arguments(parser, benchmark="checkpoints")
     arguments = parser.parse_args(argv)
     figures = Figures()
@@ -92,7 +119,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         trained, exported = Path(scratch, "trained"), Path(scratch, "exported")
         parameters = write_random_model(trained, arguments.shape)
         figures.report("parameters in training", parameters / 1e6, "M")
-        numbers = ("--checkpoints", str(arguments.checkpoints), "--steps", str(arguments.steps))
+        numbers = (
+            "--checkpoints",
+            str(arguments.checkpoints),
+            "--steps",
+            str(arguments.steps),
+        )
         out = str(Path(scratch, "checkpoints"))
         report_training(figures, run_ranks(RANK, "train", str(trained), out, *numbers)[0])
         run = RunDirectory.create(Path(scratch, "run"))

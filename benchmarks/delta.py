@@ -145,7 +145,9 @@ def changes(figures: Figures, arguments: argparse.Namespace) -> None:
                 worker.call("actor", "train_row", arguments.shape, version)
             noted = sum(one.nbytes for one in worker._served["actor"]._changes.values())
             # of the same weights, without a note of what changed
-            seconds[False] += [rank.serve(version, changes=False)[1] for version in range(3)]
+            seconds[False] += [
+                rank.serve(version, changes=False)[1] for version in range(3)
+            ]
         finally:
             host.engine.close()
             worker.close()
@@ -154,7 +156,9 @@ def changes(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.report("publishes of changes, checksums equal", len(deltas), "")
     figures.report("full publish, bytes over the model's", full / model_bytes, "x")
     shares = [size / full for size in deltas]
-    figures.report("changes, median bytes over a full publish", statistics.median(shares), "x")
+    figures.report(
+        "changes, median bytes over a full publish", statistics.median(shares), "x"
+    )
     figures.at_most("changes, most bytes over a full publish", max(shares), "x", MOST_DELTA)
     figures.report("places kept beside the served copy, over it", noted / model_bytes, "x")
     figures.report("renewal, processor time", min(seconds[False]), "s")
@@ -195,7 +199,9 @@ def link(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.at_most(
         f"full publish, {who}, bytes on the link over the model's", full, "x", MOST_FULL
     )
-    figures.at_most(f"changes, {who}, bytes on the link over the model's", delta, "x", MOST_DELTA)
+    figures.at_most(
+        f"changes, {who}, bytes on the link over the model's", delta, "x", MOST_DELTA
+    )
 
 
 def _drive(arguments: argparse.Namespace) -> None:
@@ -225,7 +231,9 @@ def _drive(arguments: argparse.Namespace) -> None:
             # a full one first, and again
             changes = version not in (0, 3)
             before = _link_bytes()
-            reports = publish("main", RoleHandle(group, "actor"), pool, version, changes=changes)
+            reports = publish(
+                "main", RoleHandle(group, "actor"), pool, version, changes=changes
+            )
             # A worker of servers keeps a copy from the first change on, and is sent all for it.
             is_delta = changes and not (arguments.sglang and version == 1)
             found["delta" if is_delta else "full"].append(_link_bytes() - before)
@@ -251,9 +259,14 @@ PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.delta", description=__doc__)
     parser.add_argument(
-        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+        "--only",
+        choices=PARTS,
+        action="append",
+        help="one part; may be given several times",
     )
-    parser.add_argument("--deltas", type=int, default=100, help="publishes of changes (100)")
+    parser.add_argument(
+        "--deltas", type=int, default=100, help="publishes of changes (100)"
+    )
     parser.add_argument("--lr", type=float, default=1e-6, help="of AdamW (1e-6)")
     parser.add_argument("--shape", default="125M", help="of the model (125M)")
     parser.add_argument("--seed", type=int, default=0)

@@ -216,7 +216,10 @@ class Diagnosis:
     @property
     def rank(self) -> int:
         """The place of the first line with the onset or a step beside it, from 1; 0 without any."""
-        near = (step is not None and abs(step - self.onset) <= 1 for step, _ in self.lines[:SHOWN])
+        near = (
+            step is not None and abs(step - self.onset) <= 1
+            for step, _ in self.lines[:SHOWN]
+        )
         return next((place for place, found in enumerate(near, 1) if found), 0)
 
 
@@ -263,7 +266,9 @@ def keep(found: Sequence[Diagnosis], path: Path) -> None:
     from agentrl.metrics.changes import gauge_of
     from agentrl.metrics.monitors import HealthSpec
 
-    kept = [one for one in found if one.fault in KEPT or (not one.fault and one.seed % 10 == 0)]
+    kept = [
+        one for one in found if one.fault in KEPT or (not one.fault and one.seed % 10 == 0)
+    ]
     texts = {
         one.fault or f"healthy {one.seed}": {
             "onset": one.onset if one.fault else None,
@@ -281,7 +286,9 @@ def keep(found: Sequence[Diagnosis], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.diagnosis", description=__doc__
+    )
     parser.add_argument("--seed", type=int, default=300, help="of the first run (300)")
     parser.add_argument("--workers", type=int, default=2, help="runs at once (2)")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="curves for the tests")
@@ -296,7 +303,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for one in pair:
                 first = one.lines[0][1] if one.lines else "nothing"
                 print(
-                    f"{one.fault or 'healthy'}, step {one.onset}: {one.rank}; {first}", flush=True
+                    f"{one.fault or 'healthy'}, step {one.onset}: {one.rank}; {first}",
+                    flush=True,
                 )
     if arguments.keep:
         keep(found, arguments.keep)
@@ -305,7 +313,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     figures = Figures()
     dated = sum(one.rank > 0 for one in planted)
     figures.at_least(f"faults dated, of {len(planted)}", dated, "", len(planted))
-    figures.report("faults dated by the first line", sum(one.rank == 1 for one in planted), "")
+    figures.report(
+        "faults dated by the first line", sum(one.rank == 1 for one in planted), ""
+    )
     wrong = sum(bool(one.lines) for one in healthy)
     figures.at_most(f"healthy runs with a line, of {len(healthy)}", wrong, "", 0)
     figures.note(NOTE)

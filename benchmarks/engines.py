@@ -101,7 +101,12 @@ def measure(
         for name in names:
             engine = built(name)
             distance(figures, name, place.model, engine)
-            report(figures, {**sides, name: partial(played, engine, episodes)}, episodes, rounds)
+            report(
+                figures,
+                {**sides, name: partial(played, engine, episodes)},
+                episodes,
+                rounds,
+            )
             engine.close()
 
 
@@ -138,7 +143,9 @@ def distance(figures: Figures, name: str, model: str, engine: HostedEngine) -> N
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engines", description=__doc__
+    )
     add_arguments(parser, benchmark="engines")
     names = ("sglang", "vllm")
     parser.add_argument("--only", choices=names, nargs="+", default=names, help="servers")

@@ -178,7 +178,9 @@ def sample(place: EnginePlace, name: str, python: str) -> Batch:
     if name == "torch":
         engine = TorchEngine(place)
     else:
-        engine = SGLangEngine(replace(place, kv_tokens=4096), SGLangEngineSpec(python=python))
+        engine = SGLangEngine(
+            replace(place, kv_tokens=4096), SGLangEngineSpec(python=python)
+        )
     try:
         return batch_of(engine)
     finally:
@@ -257,7 +259,9 @@ async def _episodes(engine: TorchEngine, number: int) -> None:
             ids = np.concatenate([ids, *new, rng.integers(10, 400, 12)]).astype(np.int32)
         await engine.release(name)
 
-    await asyncio.gather(*(episode(group, rollout) for group in range(16) for rollout in range(8)))
+    await asyncio.gather(
+        *(episode(group, rollout) for group in range(16) for rollout in range(8))
+    )
 
 
 def page(lines: Sequence[Line], cost: Figures) -> str:
@@ -321,12 +325,18 @@ def measured(arguments: argparse.Namespace, part: str) -> Rows:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exactness", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.exactness", description=__doc__
+    )
     add_arguments(parser, benchmark="exactness")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="parts")
     parser.add_argument("--parts", type=Path, help="folder of parts that are measured")
-    parser.add_argument("--steps", type=int, default=20, help="of the code example in each mode")
-    parser.add_argument("--cache", type=Path, default=default_cache(), help="warm-up checkpoints")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="of the code example in each mode"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=default_cache(), help="warm-up checkpoints"
+    )
     parser.add_argument("--seed", type=int, default=0)
     own = os.environ.get("AGENTRL_SGLANG_PYTHON") or SGLANG.python()
     parser.add_argument("--python", default=str(own), help="of an environment with SGLang")

@@ -89,11 +89,15 @@ class Figures:
 
     def at_least(self, name: str, value: float, unit: str, target: float) -> None:
         """Add a number that should be ``target`` or more."""
-        self.rows.append(Figure(name, float(value), unit, f">= {target:g}", bool(value >= target)))
+        self.rows.append(
+            Figure(name, float(value), unit, f">= {target:g}", bool(value >= target))
+        )
 
     def at_most(self, name: str, value: float, unit: str, target: float) -> None:
         """Add a number that should be ``target`` or less."""
-        self.rows.append(Figure(name, float(value), unit, f"<= {target:g}", bool(value <= target)))
+        self.rows.append(
+            Figure(name, float(value), unit, f"<= {target:g}", bool(value <= target))
+        )
 
     def as_json(self) -> list[dict[str, object]]:
         """The rows as ``[{name, value, unit, target, met}]``."""
@@ -104,10 +108,14 @@ class Figures:
         cells = [("figure", "value", "target", "met")]
         for row in self.rows:
             met = "" if row.met is None else ("yes" if row.met else "NO")
-            cells.append((row.name, f"{row.value:.4g} {row.unit}".strip(), row.target or "", met))
+            cells.append(
+                (row.name, f"{row.value:.4g} {row.unit}".strip(), row.target or "", met)
+            )
         widths = [max(len(line[column]) for line in cells) for column in range(4)]
         return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            "  ".join(
+                cell.ljust(width) for cell, width in zip(line, widths, strict=True)
+            ).rstrip()
             for line in cells
         )
 

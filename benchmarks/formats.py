@@ -179,14 +179,25 @@ def measure_live(figures: Figures, arguments: argparse.Namespace) -> None:
                         spent["append"] += _cpu_s(partial(live.append, row))
                     spent["look"] += _cpu_s(live.look)
                 if len(live.look()) != ROWS:
-                    raise RuntimeError(f"{name}: {ROWS} rows were stored, got {len(live.look())}")
-                size = sum(one.stat().st_size for one in Path(folder).rglob("*") if one.is_file())
+                    raise RuntimeError(
+                        f"{name}: {ROWS} rows were stored, got {len(live.look())}"
+                    )
+                size = sum(
+                    one.stat().st_size for one in Path(folder).rglob("*") if one.is_file()
+                )
                 least = {what: min(spent[what], before) for what, before in least.items()}
-        figures.report(f"{name}: processor time of storing it", least["append"] / ROWS * 1e6, "us")
-        figures.report(f"{name}: processor time of listing it", least["look"] / ROWS * 1e6, "us")
+        figures.report(
+            f"{name}: processor time of storing it", least["append"] / ROWS * 1e6, "us"
+        )
+        figures.report(
+            f"{name}: processor time of listing it", least["look"] / ROWS * 1e6, "us"
+        )
         figures.report(f"{name}: on disk", size / ROWS / 1e3, "kB")
         figures.at_most(
-            f"{name}: lost or twice after {KILLS} kills", _faults(kind, arguments.seed), "", 0
+            f"{name}: lost or twice after {KILLS} kills",
+            _faults(kind, arguments.seed),
+            "",
+            0,
         )
     figures.note(
         f"Live: one trajectory of {TOKENS:,} tokens at a time, {ROWS} times, without the shard "
@@ -306,7 +317,9 @@ class Scan:
     def refresh(self) -> None:
         if not self._known:
             shards = ", ".join(f"'{path}'" for path in self._shards())
-            self._run(f"CREATE TABLE ledger AS {LEDGER}", [str(self._root / "ledger.jsonl")])
+            self._run(
+                f"CREATE TABLE ledger AS {LEDGER}", [str(self._root / "ledger.jsonl")]
+            )
             self._run(
                 f"CREATE {self.made} trajectories AS SELECT found.*, {JOINED} FROM (SELECT {NAMES} "
                 f"FROM read_parquet([{shards}], hive_partitioning = false) {NEWEST}) AS found "
@@ -338,8 +351,14 @@ class Scan:
             if field.is_number:
                 self._run(f"SELECT histogram({field.stored}) {where}").fetchall()
                 continue
-            value = f"unnest({field.stored})" if field.name in ("agent", "tool") else field.stored
-            self._run(f"SELECT {value} AS value, count(*) {where} GROUP BY 1 ORDER BY 2").fetchall()
+            value = (
+                f"unnest({field.stored})"
+                if field.name in ("agent", "tool")
+                else field.stored
+            )
+            self._run(
+                f"SELECT {value} AS value, count(*) {where} GROUP BY 1 ORDER BY 2"
+            ).fetchall()
 
     def store(self, rows: Sequence[EncodedRow]) -> None:
         for row in rows:
@@ -412,13 +431,17 @@ def _figures_of(
     found: dict[str, tuple[float, str]] = {}
     lists = LISTS[name](root, cache)
     found["cold"] = (_wall_s(lists.refresh), "s")
-    ms = {what: _best_ms(partial(lists.page, *asked)) for what, asked in index.LISTS.items()}
+    ms = {
+        what: _best_ms(partial(lists.page, *asked)) for what, asked in index.LISTS.items()
+    }
     found["fastest of nine lists"] = (min(ms.values()), "ms")
     found["slowest of nine lists"] = (max(ms.values()), "ms")
     found["facets for the first time"] = (_wall_s(lists.facets) * 1e3, "ms")
     found["facets of all"] = (_best_ms(lists.facets), "ms")
     command = [sys.executable, "-c", START, name, str(root), str(cache)]
-    warm = min(_wall_s(partial(subprocess.run, command, check=True)) for _ in range(REPEATS))
+    warm = min(
+        _wall_s(partial(subprocess.run, command, check=True)) for _ in range(REPEATS)
+    )
     found["start of a second process to its first page"] = (warm, "s")
     # the shards alone do not have what is live
     if name != "DuckDB over the shards":
@@ -470,14 +493,21 @@ PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.formats", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.formats", description=__doc__
+    )
     parser.add_argument(
-        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+        "--only",
+        choices=PARTS,
+        action="append",
+        help="one part; may be given several times",
     )
     parser.add_argument(
         "--trajectories", type=int, default=100_000, help="of the large run (100,000)"
     )
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the large run there")
+    parser.add_argument(
+        "--runs", type=Path, metavar="FOLDER", help="keep the large run there"
+    )
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, benchmark="formats")
     return measure_parts(PARTS, parser.parse_args(argv))

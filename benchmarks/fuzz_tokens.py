@@ -44,10 +44,18 @@ def one(name: str, episodes: int, seed: int) -> tuple[str, Outcome]:
 
 def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """As a part of ``benchmarks.rollout``, from its seed."""
-    play(figures, episodes=EPISODES, seed=arguments.seed, processes=PROCESSES, prefix="tokens: ")
+    play(
+        figures,
+        episodes=EPISODES,
+        seed=arguments.seed,
+        processes=PROCESSES,
+        prefix="tokens: ",
+    )
 
 
-def play(figures: Figures, *, episodes: int, seed: int, processes: int, prefix: str = "") -> None:
+def play(
+    figures: Figures, *, episodes: int, seed: int, processes: int, prefix: str = ""
+) -> None:
     """Plays, counts and reports.
 
     Args:
@@ -69,23 +77,36 @@ def report(
 ) -> None:
     """The figures of all variants together, and what each rewrites."""
     whole = list(outcomes.values())
-    figures.at_least(f"{prefix}fuzzed trajectories", sum(o.trajectories for o in whole), "", 10_000)
+    figures.at_least(
+        f"{prefix}fuzzed trajectories", sum(o.trajectories for o in whole), "", 10_000
+    )
     figures.report(f"{prefix}template variants", len(outcomes), "")
     figures.report(f"{prefix}turns", sum(o.turns for o in whole), "")
-    figures.report(f"{prefix}sampled tokens", sum(o.sampled_tokens for o in whole), "tokens")
+    figures.report(
+        f"{prefix}sampled tokens", sum(o.sampled_tokens for o in whole), "tokens"
+    )
     figures.report(
         f"{prefix}contexts rendered twice and compared", sum(o.contexts for o in whole), ""
     )
     figures.report(
-        f"{prefix}completions that a stop string ended", sum(o.stop_strings for o in whole), ""
+        f"{prefix}completions that a stop string ended",
+        sum(o.stop_strings for o in whole),
+        "",
     )
     figures.report(f"{prefix}calls read", sum(o.calls for o in whole), "")
     figures.at_most(
-        f"{prefix}token-consistency violations", sum(len(o.mismatches) for o in whole), "", 0
+        f"{prefix}token-consistency violations",
+        sum(len(o.mismatches) for o in whole),
+        "",
+        0,
     )
     figures.at_most(f"{prefix}mask errors", sum(len(o.masks) for o in whole), "", 0)
-    figures.at_most(f"{prefix}added tokens forged", sum(len(o.forged) for o in whole), "", 0)
-    figures.at_most(f"{prefix}episodes that failed", sum(len(o.failed) for o in whole), "", 0)
+    figures.at_most(
+        f"{prefix}added tokens forged", sum(len(o.forged) for o in whole), "", 0
+    )
+    figures.at_most(
+        f"{prefix}episodes that failed", sum(len(o.failed) for o in whole), "", 0
+    )
     for name, outcome in outcomes.items():
         figures.report(
             f"{prefix}{name}: new sequences a turn",
@@ -93,7 +114,9 @@ def report(
             "",
         )
     figures.report(
-        f"{prefix}retok_frac, mean", statistics.mean(value for o in whole for value in o.retok), ""
+        f"{prefix}retok_frac, mean",
+        statistics.mean(value for o in whole for value in o.retok),
+        "",
     )
     figures.report(
         f"{prefix}template_frac, mean",
@@ -106,7 +129,12 @@ def report(
         "s",
     )
     for outcome in whole:
-        for fault in (*outcome.mismatches, *outcome.masks, *outcome.forged, *outcome.failed)[:3]:
+        for fault in (
+            *outcome.mismatches,
+            *outcome.masks,
+            *outcome.forged,
+            *outcome.failed,
+        )[:3]:
             figures.note(fault)
     figures.note(NOTE)
 
@@ -117,12 +145,19 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_arguments(parser, benchmark="fuzz_tokens")
-    parser.add_argument("--episodes", type=int, default=EPISODES, help="of each template variant")
+    parser.add_argument(
+        "--episodes", type=int, default=EPISODES, help="of each template variant"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=PROCESSES)
     arguments = parser.parse_args()
     figures = Figures()
-    play(figures, episodes=arguments.episodes, seed=arguments.seed, processes=arguments.processes)
+    play(
+        figures,
+        episodes=arguments.episodes,
+        seed=arguments.seed,
+        processes=arguments.processes,
+    )
     return figures.finish(arguments, seeds=[arguments.seed])
 
 

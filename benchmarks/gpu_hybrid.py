@@ -50,7 +50,9 @@ GIB = 2**30
 
 def drawn(view: EpisodeView) -> float:
     """A reward that differs within every group: a random model earns no other."""
-    ids = b"".join(part.token_ids.tobytes() for turn in view.turns for part in turn.completion)
+    ids = b"".join(
+        part.token_ids.tobytes() for turn in view.turns for part in turn.completion
+    )
     return zlib.crc32(ids) / 2**32
 
 
@@ -114,7 +116,10 @@ def report(figures: Figures, rows: Sequence[Mapping[str, Any]], num_bytes: int) 
     publish_s = statistics.median(row["time/publish_s"] for row in warm)
     figures.report("publish", num_bytes / GIB / publish_s, "GiB/s")
     for phase in PHASES:
-        for kind, what in (("peak", "peak of the GPU"), ("others", "held by other processes")):
+        for kind, what in (
+            ("peak", "peak of the GPU"),
+            ("others", "held by other processes"),
+        ):
             gib = [row[name] for row in rows if (name := f"gpu/{phase}/{kind}_gib") in row]
             if gib:
                 figures.report(f"{phase}: {what}", max(gib), "GiB")
@@ -136,7 +141,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_hybrid", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_hybrid", description=__doc__
+    )
     parser.add_argument("settings", nargs="*", help="KEY=VALUE of the run's configuration")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--engine", choices=("sglang", "torch"), default="sglang")
@@ -144,7 +151,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=8, help="of a batch")
     parser.add_argument("--group", type=int, default=4, help="episodes of a prompt")
-    parser.add_argument("--tokens", type=int, default=128, help="that an episode samples at most")
+    parser.add_argument(
+        "--tokens", type=int, default=128, help="that an episode samples at most"
+    )
     parser.add_argument("--run-dir", type=Path, help="keeps the run directory")
     add_arguments(parser, benchmark="gpu_hybrid")
     arguments = parser.parse_intermixed_args(argv)

@@ -69,7 +69,9 @@ def least_seconds(
     """
     steps = int(episodes.sizes.sum(axis=1).max())
     read = steps * weight_bytes
-    for prompt, tools, sizes in zip(episodes.prompts, episodes.tools, episodes.sizes, strict=True):
+    for prompt, tools, sizes in zip(
+        episodes.prompts, episodes.tools, episodes.sizes, strict=True
+    ):
         length = prompt.size
         for turn, size in enumerate(sizes.tolist()):
             read += kv_bytes * sum(range(length, length + size))
@@ -98,7 +100,11 @@ def measure(figures: Figures, number: int, seed: int) -> None:
     finally:
         engine.close()
     kv_bytes = (
-        2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * BYTES
+        2
+        * shape["num_hidden_layers"]
+        * shape["num_key_value_heads"]
+        * shape["head_dim"]
+        * BYTES
     )
     floor = least_seconds(
         episodes, num_parameters(module) * BYTES, kv_bytes, copy_bytes_per_s(DEVICE)
@@ -108,7 +114,9 @@ def measure(figures: Figures, number: int, seed: int) -> None:
     label = f"{number} episodes"
     figures.report(f"{label}: TorchEngine", episodes.num_tokens / own_s, "tokens/s")
     figures.report(
-        f"{label}: generate, prefilled anew each turn", episodes.num_tokens / their_s, "tokens/s"
+        f"{label}: generate, prefilled anew each turn",
+        episodes.num_tokens / their_s,
+        "tokens/s",
     )
     figures.report(f"{label}: TorchEngine over generate", their_s / own_s, "x")
     figures.report(f"{label}: memory's floor", episodes.num_tokens / floor, "tokens/s")
@@ -116,7 +124,9 @@ def measure(figures: Figures, number: int, seed: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_rollout", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_rollout", description=__doc__
+    )
     parser.add_argument(
         "--episodes",
         type=int,

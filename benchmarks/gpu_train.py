@@ -70,7 +70,9 @@ def missing(arguments: argparse.Namespace) -> str | None:
     if arguments.device == "cpu":
         if arguments.sizes is TINY:
             return None
-        return "--device cpu only tries the code: add --tiny, or leave --device out on a GPU"
+        return (
+            "--device cpu only tries the code: add --tiny, or leave --device out on a GPU"
+        )
     if not torch.cuda.is_available():
         return (
             f"benchmarks.gpu_train needs a CUDA device and torch {torch.__version__} finds none; "
@@ -81,23 +83,32 @@ def missing(arguments: argparse.Namespace) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_train", description=__doc__
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
         "--tiny", dest="sizes", action="store_const", const=TINY, help="a trial of the code"
     )
     parser.add_argument(
-        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+        "--only",
+        choices=PARTS,
+        action="append",
+        help="one part; may be given several times",
     )
     parser.add_argument(
         "--layouts", action="store_true", help="layouts of the ranks that torchrun started"
     )
     parser.add_argument(
-        "--shape", action="append", help="a shape of benchmarks/trainer/shapes.py (0.6B, 4B)"
+        "--shape",
+        action="append",
+        help="a shape of benchmarks/trainer/shapes.py (0.6B, 4B)",
     )
     parser.add_argument("--attention", choices=get_args(AttentionName), default="auto")
     parser.add_argument("--row-tokens", type=int, help="of a micro-batch (what fits)")
-    parser.add_argument("--recompute", choices=RECOMPUTE, help="of layers (the least that fits)")
+    parser.add_argument(
+        "--recompute", choices=RECOMPUTE, help="of layers (the least that fits)"
+    )
     parser.add_argument("--shard", choices=("full", "grad_op"), default="full")
     parser.add_argument("--compile", action="store_true", help="compile layers")
     parser.add_argument("--micro-batches", type=int, default=2, help="of a step (2)")

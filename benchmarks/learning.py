@@ -87,7 +87,9 @@ def on_vllm(start: Run) -> Run:
     return Run(f"code-vllm-{start.seed}", "code", own, start.seed, start, report="vllm")
 
 
-CODE = tuple(Run(f"code-{seed}", "code", CODE_ALONE if seed else (), seed) for seed in SEEDS)
+CODE = tuple(
+    Run(f"code-{seed}", "code", CODE_ALONE if seed else (), seed) for seed in SEEDS
+)
 SEARCH = Run("search-0", "search")
 RUNS = (
     *CODE,
@@ -176,14 +178,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser, benchmark="learning")
     parser.add_argument(
-        "--runs", type=Path, help="folder of the run directories; finished ones are not run again"
+        "--runs",
+        type=Path,
+        help="folder of the run directories; finished ones are not run again",
     )
     parser.add_argument("--only", help=f"comma-separated names of runs: {', '.join(NAMES)}")
     arguments = parser.parse_args(argv)
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-learning-"))
     only = NAMES if arguments.only is None else arguments.only.split(",")
     if unknown := set(only) - set(NAMES):
-        parser.error(f"--only must name runs of {', '.join(NAMES)}, got {', '.join(unknown)}")
+        parser.error(
+            f"--only must name runs of {', '.join(NAMES)}, got {', '.join(unknown)}"
+        )
     chosen = [run for run in RUNS if run.name in only]
     for run in chosen:
         train(run, folder / run.name)
@@ -199,7 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures.show()
         if arguments.record:
             command = f"python -m benchmarks.learning --only {','.join(names)}"
-            figures.record(RESULTS / f"learning_{example}.json", command=command, seeds=seeds)
+            figures.record(
+                RESULTS / f"learning_{example}.json", command=command, seeds=seeds
+            )
         whole.rows += figures.rows
     if arguments.json is not None:
         whole.write_json(arguments.json)
@@ -248,10 +256,14 @@ def report_code(figures: Figures, folder: Path, names: set[str]) -> None:
             gain = after["greedy"] - before["greedy"]
             figures.at_least(f"{told}, greedy gain", gain, "", 0.25)
             above = after["greedy"] - before[best]
-            figures.at_least(f"{told}, greedy after less best before ({best})", above, "", 0.15)
+            figures.at_least(
+                f"{told}, greedy after less best before ({best})", above, "", 0.15
+            )
     if "code-0" in names:
         summary = summary_of(folder / "code-0")
-        figures.at_most("code, seed 0, warm-up and RL", train_s(folder / "code-0"), "s", 360)
+        figures.at_most(
+            "code, seed 0, warm-up and RL", train_s(folder / "code-0"), "s", 360
+        )
         figures.at_most("code, warm-up without the tool", sharpest(summary), "", 0.10)
     if "code-shuffled" in names:
         known = fresh_accuracies(folder / "code-shuffled", "code")
@@ -265,18 +277,25 @@ def report_vllm(figures: Figures, folder: Path, names: set[str]) -> None:
     for seed in SEEDS:
         if f"code-vllm-{seed}" in names:
             own, server = (
-                fresh_accuracies(folder / name, "code", stages=("after",))["after"]["sampled"]
+                fresh_accuracies(folder / name, "code", stages=("after",))["after"][
+                    "sampled"
+                ]
                 for name in (f"code-{seed}", f"code-vllm-{seed}")
             )
             told = f"code, seed {seed}, fresh problems, sampled after"
             figures.report(f"{told}, torch", own, "")
             figures.report(f"{told}, vllm", server, "")
-            figures.at_most(f"seed {seed}, points apart", 100 * abs(own - server), "points", 4)
+            figures.at_most(
+                f"seed {seed}, points apart", 100 * abs(own - server), "points", 4
+            )
 
 
 def report_search(figures: Figures, folder: Path, names: set[str]) -> None:
     """Figures of the search task."""
-    for name, told in (("search-0", "search"), ("search-unmasked", "search, tool tokens trained")):
+    for name, told in (
+        ("search-0", "search"),
+        ("search-unmasked", "search, tool tokens trained"),
+    ):
         if name in names:
             before, after = ends(folder / name, "search")
             figures.report(f"{told}, sampled before", before["sampled"], "")
@@ -287,13 +306,19 @@ def report_search(figures: Figures, folder: Path, names: set[str]) -> None:
             figures.report(f"{told}, greedy after", after["greedy"], "")
     if {"search-0", "search-unmasked"} <= names:
         masked, unmasked = (
-            ends(folder / name, "search")[1]["sampled"] for name in ("search-0", "search-unmasked")
+            ends(folder / name, "search")[1]["sampled"]
+            for name in ("search-0", "search-unmasked")
         )
-        figures.at_most("search, tool tokens trained less masked", unmasked - masked, "", 0.0)
+        figures.at_most(
+            "search, tool tokens trained less masked", unmasked - masked, "", 0.0
+        )
     if "search-shuffled" in names:
         before, after = ends(folder / "search-shuffled", "search")
         figures.at_most(
-            "search, rewards shuffled, sampled gain", after["sampled"] - before["sampled"], "", 0.0
+            "search, rewards shuffled, sampled gain",
+            after["sampled"] - before["sampled"],
+            "",
+            0.0,
         )
     report_prices(figures, folder, names)
     if "search-0" in names:

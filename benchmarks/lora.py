@@ -46,10 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lora", description=__doc__)
     add_arguments(parser, benchmark="lora")
     parser.add_argument(
-        "--runs", type=Path, help="folder of the run directories; finished ones are not run again"
+        "--runs",
+        type=Path,
+        help="folder of the run directories; finished ones are not run again",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--set", nargs="*", default=[], help="further settings of every run")
+    parser.add_argument(
+        "--set", nargs="*", default=[], help="further settings of every run"
+    )
     arguments = parser.parse_args(argv)
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-lora-"))
     figures = Figures()

@@ -41,7 +41,9 @@ def killer(log: Path, every_s: float, ended: threading.Event) -> int:
     """Kills the server that the log names last, until ``ended``; how often."""
     kills = 0
     while not ended.wait(every_s):
-        started = [line for line in log.read_text().splitlines() if line.startswith("start")]
+        started = [
+            line for line in log.read_text().splitlines() if line.startswith("start")
+        ]
         try:
             os.kill(int(started[-1].split()[1]), signal.SIGKILL)
             kills += 1
@@ -91,7 +93,9 @@ def played(log: Path, episodes: int, every_s: float, idempotent: bool) -> tuple[
 def is_of_dead_server(trajectory: Trajectory) -> bool:
     """Whether it was rewarded though a call was not answered."""
     calls = [record for turn in trajectory.turns for record in turn.calls]
-    answered = [one for one in calls if one.result and one.result.content.startswith("noted ")]
+    answered = [
+        one for one in calls if one.result and one.result.content.startswith("noted ")
+    ]
     return trajectory.reward is not None and len(answered) < 4
 
 
@@ -104,7 +108,9 @@ def measure(figures: Figures, episodes: int, every_s: float) -> None:
             start = time.monotonic()
             ends, kills = played(log, episodes, every_s, idempotent)
             seconds = time.monotonic() - start
-            sent = Counter(line for line in log.read_text().splitlines() if line[:4] == "call")
+            sent = Counter(
+                line for line in log.read_text().splitlines() if line[:4] == "call"
+            )
         finished = sum(one.status.finished for one in ends)
         dead = sum(map(is_of_dead_server, ends))
         figures.at_least(f"{name}: episodes that came back", len(ends), "", episodes)

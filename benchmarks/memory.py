@@ -44,7 +44,15 @@ NEAR = 0.05
 
 def table(counts: Sequence[tuple[str, int, Count]]) -> str:
     """The Markdown of counts by shape and ranks."""
-    head = ("shape", "ranks", "parameters", "gradients", "optimizer", "gathered", "activations")
+    head = (
+        "shape",
+        "ranks",
+        "parameters",
+        "gradients",
+        "optimizer",
+        "gathered",
+        "activations",
+    )
     lines = [f"| {' | '.join(head)} | peak |", "|---" * (len(head) + 1) + "|"]
     for shape, ranks, count in counts:
         parts = (
@@ -101,7 +109,9 @@ def compared(figures: Figures) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.memory", description=__doc__
+    )
     parser.add_argument("--only", choices=("paper", "live"))
     add_arguments(parser, benchmark="memory")
     arguments = parser.parse_args(argv)

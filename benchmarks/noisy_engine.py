@@ -87,4 +87,6 @@ class NoisyEngine(TorchEngine):
     def __init__(self, place: EnginePlace, spec: NoisyEngineSpec, **model: Any) -> None:
         super().__init__(place, spec, **model)
         assert isinstance(self._core, NoisyScheduler)
-        self._core.noise = SamplerNoise(spec.scale, self._model.vocab_size, self._model.device)
+        self._core.noise = SamplerNoise(
+            spec.scale, self._model.vocab_size, self._model.device
+        )

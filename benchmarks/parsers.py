@@ -47,11 +47,16 @@ def measure(figures: Figures, characters: int) -> None:
         label = max(took, key=lambda one: took[one])
         figures.at_most(f"{name} ({label})", 1000 * took[label], "ms", LIMIT_MS)
         figures.report(
-            f"{name} ({label}): twice the text", seconds(PARSERS[label](), twice) / took[label], "x"
+            f"{name} ({label}): twice the text",
+            seconds(PARSERS[label](), twice) / took[label],
+            "x",
         )
         slowest = max(slowest, took[label])
     figures.at_most(
-        f"slowest of {len(TEXTS)} texts by {len(PARSERS)} parsers", 1000 * slowest, "ms", LIMIT_MS
+        f"slowest of {len(TEXTS)} texts by {len(PARSERS)} parsers",
+        1000 * slowest,
+        "ms",
+        LIMIT_MS,
     )
     figures.report("characters of a text", characters, "")
     figures.note(NOTE)

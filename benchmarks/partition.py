@@ -64,9 +64,13 @@ class Rollouts:
         samples = []
         self.possible = 0
         for _ in range(GROUPS):
-            prompt = rng.integers(0, 1000, rng.integers(PROMPT_TOKENS[0], PROMPT_TOKENS[1] + 1))
+            prompt = rng.integers(
+                0, 1000, rng.integers(PROMPT_TOKENS[0], PROMPT_TOKENS[1] + 1)
+            )
             self.possible += (ROLLOUTS - 1) * prompt.size
-            for own in rng.lognormal(np.log(MEDIAN_TOKENS), SIGMA, ROLLOUTS).clip(1, MAX_TOKENS):
+            for own in rng.lognormal(np.log(MEDIAN_TOKENS), SIGMA, ROLLOUTS).clip(
+                1, MAX_TOKENS
+            ):
                 samples.append(np.concatenate([prompt, rng.integers(0, 1000, int(own))]))
         order = rng.permutation(len(samples))  # nothing depends on the order of rows
         self.groups: npt.NDArray[np.int64] = (np.arange(len(samples)) // ROLLOUTS)[order]
@@ -85,7 +89,9 @@ class Rollouts:
         for group in set(self.groups[list(rows)].tolist()):
             members = [row for row in rows if self.groups[row] == group]
             ends = self.cu_seqlens
-            found += shared_spans([self.token_ids[ends[row] : ends[row + 1]] for row in members])[0]
+            found += shared_spans(
+                [self.token_ids[ends[row] : ends[row + 1]] for row in members]
+            )[0]
         return found or [Span(ROOT, 0, 1)]
 
 
@@ -142,7 +148,9 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.partition", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.partition", description=__doc__
+    )
     parser.add_argument("--seeds", type=int, default=5, help="batches of each layout (5)")
     add_arguments(parser, benchmark="partition")
     arguments = parser.parse_args(argv)
@@ -160,10 +168,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures.report(
                 f"{name}: with waits over the mean", max(r["lockstep"] for r in runs), "x"
             )
-            figures.report(f"{name}: micro-batches filled", min(r["filled"] for r in runs), "")
+            figures.report(
+                f"{name}: micro-batches filled", min(r["filled"] for r in runs), ""
+            )
             if coordinates == COORDINATES[-1]:
-                alone = [measure(seed, coordinates, capacity, together=False) for seed in seeds]
-                figures.report(f"{name}: saved by size alone", min(r["saved"] for r in alone), "")
+                alone = [
+                    measure(seed, coordinates, capacity, together=False) for seed in seeds
+                ]
+                figures.report(
+                    f"{name}: saved by size alone", min(r["saved"] for r in alone), ""
+                )
             slowest = max(slowest, *(r["partition_ms"] for r in runs))
             prefixes = max(prefixes, *(r["prefixes_ms"] for r in runs))
     figures.at_most("partition of 512 samples, the slowest", slowest, "ms", LIMIT_MS)

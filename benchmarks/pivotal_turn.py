@@ -54,11 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser, benchmark="pivotal_turn")
     parser.add_argument(
-        "--runs", type=Path, help="folder of the run directories; finished ones are not run again"
+        "--runs",
+        type=Path,
+        help="folder of the run directories; finished ones are not run again",
     )
-    parser.add_argument("--only", help="comma-separated names of algorithms, grpo among them")
+    parser.add_argument(
+        "--only", help="comma-separated names of algorithms, grpo among them"
+    )
     arguments = parser.parse_args(argv)
-    names = [name for name in CREDIT if arguments.only is None or name in arguments.only.split(",")]
+    names = [
+        name
+        for name in CREDIT
+        if arguments.only is None or name in arguments.only.split(",")
+    ]
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-pivotal-"))
     model = warm_up(folder / "warmup")
     for name in names:
@@ -82,12 +90,18 @@ def report(figures: Figures, folder: Path, names: Sequence[str]) -> None:
             samples.append(samples_until(rewards, SUCCESS))
             ends.append(float(rewards[-20:].mean()))
             figures.report(f"{name}, seed {seed}, samples to .8", samples[-1], "")
-            figures.report(f"{name}, seed {seed}, reward of the last 20 steps", ends[-1], "")
-        figures.report(f"{name}, median reward of the last 20 steps", statistics.median(ends), "")
+            figures.report(
+                f"{name}, seed {seed}, reward of the last 20 steps", ends[-1], ""
+            )
+        figures.report(
+            f"{name}, median reward of the last 20 steps", statistics.median(ends), ""
+        )
         medians[name] = statistics.median(samples)
     if "turn_grpo" in names:
         ratio = medians["turn_grpo"] / medians["grpo"]
-        figures.at_most("turn-level credit against GRPO, ratio of medians", ratio, "x", 2 / 3)
+        figures.at_most(
+            "turn-level credit against GRPO, ratio of medians", ratio, "x", 2 / 3
+        )
     if "gigpo" in names:
         ratio = medians["gigpo"] / medians["grpo"]
         figures.report("GiGPO against GRPO, ratio of medians", ratio, "x")

@@ -75,7 +75,10 @@ MEASURES: Mapping[str, Callable[[Callable[[], object]], float]] = {
     "seconds": seconds,
     "memory": memory,
 }
-ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {"seconds": _KEEP_FREED_MEMORY, "memory": {}}
+ENVIRONMENTS: Mapping[str, Mapping[str, str]] = {
+    "seconds": _KEEP_FREED_MEMORY,
+    "memory": {},
+}
 
 
 def _sum_all(make: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> None:
@@ -83,20 +86,29 @@ def _sum_all(make: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> Non
         make(tensor)
 
 
-def checksums(actor: Actor, dtype: ServedDtype, measure: str, runs: int) -> dict[str, float]:
+def checksums(
+    actor: Actor, dtype: ServedDtype, measure: str, runs: int
+) -> dict[str, float]:
     """Checksums by words beside those by element."""
     tensors = [tensor.contiguous() for _, tensor in actor.weights(dtype)]
     names: Mapping[Callable[[Tensor], Tensor], str]
-    names = {by_element: f"{dtype}: checksums by element", shard_sums: f"{dtype}: checksums"}
+    names = {
+        by_element: f"{dtype}: checksums by element",
+        shard_sums: f"{dtype}: checksums",
+    }
     found: dict[str, list[float]] = {}
     for _ in range(runs):
         for make, name in names.items():
-            found.setdefault(name, []).append(MEASURES[measure](partial(_sum_all, make, tensors)))
+            found.setdefault(name, []).append(
+                MEASURES[measure](partial(_sum_all, make, tensors))
+            )
     rule = min if measure == "seconds" else max
     return {name: rule(own) for name, own in found.items()}
 
 
-def publishes(actor: Actor, folder: Path, dtype: ServedDtype, measure: str, runs: int) -> float:
+def publishes(
+    actor: Actor, folder: Path, dtype: ServedDtype, measure: str, runs: int
+) -> float:
     """The least of publishes to a TorchEngine."""
     place = EnginePlace(str(folder), dtype=dtype, max_running=2, num_threads=1)
     engine = TorchEngine(place)
@@ -127,7 +139,9 @@ def costs(shape: str, measure: str, runs: int) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.publish", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.publish", description=__doc__
+    )
     parser.add_argument("--runs", type=int, default=5, help="of each")
     parser.add_argument("--shape", default="125M", help="of the model (125M)")
     parser.add_argument("--measure", choices=MEASURES, help=argparse.SUPPRESS)

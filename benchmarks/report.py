@@ -56,7 +56,9 @@ def section(name: str, result: Mapping[str, Any]) -> str:
         f"{machine['cores']} cores",
         *([machine["gpu"]] if "gpu" in machine else []),
     ]
-    versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
+    versions = ", ".join(
+        f"{package} {version}" for package, version in machine["versions"].items()
+    )
     lines = [
         f"## {name}",
         "",
@@ -84,7 +86,9 @@ def row(figure: Mapping[str, Any]) -> str:
 def benchmarks() -> list[str]:
     """The modules of this folder that measure something."""
     return sorted(
-        path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NOT_BENCHMARKS
+        path.stem
+        for path in Path(__file__).parent.glob("*.py")
+        if path.stem not in NOT_BENCHMARKS
     )
 
 
@@ -101,9 +105,13 @@ def run_all() -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report", description=__doc__
+    )
     parser.add_argument("--run", action="store_true", help="measure everything first")
-    parser.add_argument("--check", action="store_true", help="fail where the page is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="fail where the page is out of date"
+    )
     arguments = parser.parse_args(argv)
 
     failed = run_all() if arguments.run else []

@@ -133,7 +133,9 @@ def redistributed(actor: Actor, mesh: DeviceMesh) -> Iterable[Tensor]:
     for name, parameter in actor.backend.state().items():
         assert isinstance(parameter, DTensor)
         kind = kind_of(name, parameter.shape)
-        divided: Placement = Replicate() if kind == "whole" else Shard(int(kind == "columns"))
+        divided: Placement = (
+            Replicate() if kind == "whole" else Shard(int(kind == "columns"))
+        )
         held = DTensor.from_local(
             parameter.to_local().bfloat16(),
             mesh,
@@ -202,7 +204,9 @@ def on_rank(arguments: argparse.Namespace) -> dict[str, float]:
     """What one rank measures."""
     torch.set_num_threads(1)
     case = Case(*json.loads(arguments.case))
-    place = DistSpec(arguments.rank, case.ranks, port=arguments.port, timeout_s=600, tp=case.tp)
+    place = DistSpec(
+        arguments.rank, case.ranks, port=arguments.port, timeout_s=600, tp=case.tp
+    )
     join(place)
     actor = Actor(ActorSpec(arguments.folder, make_algorithm("sft")), place)
     if arguments.copies:
@@ -233,11 +237,15 @@ def report(figures: Figures, case: Case, ranks: Sequence[Mapping[str, float]]) -
             figures.at_most(f"{case.name}: received, over {told}", ratio, "x", 0.5)
     over = max(rank["growth"] - rank["shard"] for rank in ranks)
     room = BUCKET_BYTES / MIB
-    figures.at_most(f"{case.name}: memory over the generation shard", over / MIB, "MiB", room)
+    figures.at_most(
+        f"{case.name}: memory over the generation shard", over / MIB, "MiB", room
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reshard", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.reshard", description=__doc__
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -260,7 +268,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             given = ("--folder", str(folder), "--shape", arguments.shape, "--case")
             own = json.dumps([case.fsdp, case.tp, case.engine_tp])
             print(f"-- {case.name}", flush=True)
-            report(figures, case, run_ranks("benchmarks.reshard", *given, own, size=case.ranks))
+            report(
+                figures, case, run_ranks("benchmarks.reshard", *given, own, size=case.ranks)
+            )
         both = run_ranks("benchmarks.reshard", *given, "[2, 1, 1]", "--copies")
     kept = sum(rank["growth"] - rank["largest"] - BUCKET_BYTES for rank in both)
     figures.at_most(

@@ -25,12 +25,20 @@ PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout", description=__doc__)
-    parser.add_argument(
-        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rollout", description=__doc__
     )
     parser.add_argument(
-        "--episodes", type=int, default=2048, help="of a stream with slow or instant tools (2048)"
+        "--only",
+        choices=PARTS,
+        action="append",
+        help="one part; may be given several times",
+    )
+    parser.add_argument(
+        "--episodes",
+        type=int,
+        default=2048,
+        help="of a stream with slow or instant tools (2048)",
     )
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, benchmark="rollout")

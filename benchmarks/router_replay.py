@@ -74,7 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser, benchmark="router_replay")
     parser.add_argument(
-        "--runs", type=Path, help="folder of the run directories; finished ones are not run again"
+        "--runs",
+        type=Path,
+        help="folder of the run directories; finished ones are not run again",
     )
     parser.add_argument("--only", nargs="*", choices=tuple(PARTS))
     parser.add_argument("--set", nargs="*", default=[], help="further settings of each run")
@@ -113,9 +115,15 @@ def compared(
     assert routing is not None, "the model is a mixture"
 
     async def episode(index: int) -> Trajectory:
-        ids = np.random.default_rng(index).integers(0, vocabulary, prompt_tokens).astype(np.int32)
+        ids = (
+            np.random.default_rng(index)
+            .integers(0, vocabulary, prompt_tokens)
+            .astype(np.int32)
+        )
         name, params = f"{index}", SamplingParams(new_tokens)
-        completion = await engine.generate(GenerateRequest(name, name, ids, params, seed=index))
+        completion = await engine.generate(
+            GenerateRequest(name, name, ids, params, seed=index)
+        )
         assert completion.routed_experts is not None, "a mixture tells them"
         prompt = Segment(SegmentKind.PROMPT, ids)
         segments = share_experts((prompt, *completion.segments), completion.routed_experts)
@@ -134,7 +142,9 @@ def compared(
     batch = make_batch([group], credit=np.zeros(samples, np.float32), routing=routing)
     join(DistSpec())
     try:
-        return {name: trained(folder, batch, replays=name == "rollout") for name in VARIANTS}
+        return {
+            name: trained(folder, batch, replays=name == "rollout") for name in VARIANTS
+        }
     finally:
         leave()
 
@@ -150,7 +160,8 @@ def trained(folder: Path, batch: Batch, *, replays: bool) -> Comparison:
     own = shard.batch
     wanted = own.loss_mask > 0
     return Comparison(
-        float(np.abs(logprobs - own.rollout_logprobs)[wanted].mean()), experts_differ(actor, shard)
+        float(np.abs(logprobs - own.rollout_logprobs)[wanted].mean()),
+        experts_differ(actor, shard),
     )
 
 
@@ -191,10 +202,18 @@ def report_learning(figures: Figures, arguments: argparse.Namespace) -> None:
         first = {}
         for name in VARIANTS:
             built = (
-                (f"model.build={Path(__file__).resolve()}:build_model",) if start is None else ()
+                (f"model.build={Path(__file__).resolve()}:build_model",)
+                if start is None
+                else ()
             )
-            own = (*built, f"stages.rl.train.router_replay={name}", "rollout.dtype=bfloat16")
-            run = Run(f"{name}-{seed}", "code", (*own, *CODE_ALONE, *arguments.set), seed, start)
+            own = (
+                *built,
+                f"stages.rl.train.router_replay={name}",
+                "rollout.dtype=bfloat16",
+            )
+            run = Run(
+                f"{name}-{seed}", "code", (*own, *CODE_ALONE, *arguments.set), seed, start
+            )
             start = start or run
             train(run, runs / run.name)
             told = f"code, seed {seed}, router_replay={name}"
@@ -205,7 +224,9 @@ def report_learning(figures: Figures, arguments: argparse.Namespace) -> None:
             figures.at_least(f"{told}, sampled gain", gain, "", 0.2)
             logp_abs = column(runs / run.name, "mismatch/logp_abs/mean")
             first[name] = logp_abs[0]
-            figures.report(f"{told}, mismatch/logp_abs, mean of steps", mean(logp_abs), "nats")
+            figures.report(
+                f"{told}, mismatch/logp_abs, mean of steps", mean(logp_abs), "nats"
+            )
             if name == "rollout":
                 unrecorded = max(column(runs / run.name, "moe/unrecorded_frac"))
                 figures.at_most(f"{told}, tokens without a record", unrecorded, "", 0.0)

@@ -66,9 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser, benchmark="sampler_noise")
     parser.add_argument(
-        "--runs", type=Path, help="folder of the run directories; finished ones are not run again"
+        "--runs",
+        type=Path,
+        help="folder of the run directories; finished ones are not run again",
     )
-    parser.add_argument("--noise", type=float, default=4.0, help="standard deviation in nats")
+    parser.add_argument(
+        "--noise", type=float, default=4.0, help="standard deviation in nats"
+    )
     arguments = parser.parse_args(argv)
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-noise-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +89,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             train(run_of(folder, name, seed), learned, (*settings, *noise, *own))
         mild = noisy(MILD)
         for level in LEVELS:
-            train(mild_run(folder, level, seed), learned, (*settings, *mild, *CORRECTIONS[level]))
+            train(
+                mild_run(folder, level, seed),
+                learned,
+                (*settings, *mild, *CORRECTIONS[level]),
+            )
     figures = Figures()
     report(figures, folder)
     figures.note(
@@ -155,14 +163,23 @@ def accuracy(run: Path) -> float:
     """
     kept = run.with_name(f"{run.name}.accuracy.json")
     if not kept.is_file():
-        command = [sys.executable, "-m", "agentrl", "eval", str(run / "models/rl"), str(CONFIG)]
+        command = [
+            sys.executable,
+            "-m",
+            "agentrl",
+            "eval",
+            str(run / "models/rl"),
+            str(CONFIG),
+        ]
         done = subprocess.run(
             [*command, "--json", f"eval.sets={HELD_OUT}"], check=True, capture_output=True
         )
         kept.write_bytes(done.stdout)
     found = json.loads(kept.read_text(encoding="utf-8"))
     if found["failed_samples"]:
-        raise RuntimeError(f"{found['failed_samples']} episodes of {run.name} failed; try again")
+        raise RuntimeError(
+            f"{found['failed_samples']} episodes of {run.name} failed; try again"
+        )
     return float(found["sources"]["doors"]["avg@1"]["value"])
 
 

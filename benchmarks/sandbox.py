@@ -31,9 +31,14 @@ PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sandbox", description=__doc__
+    )
     parser.add_argument(
-        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+        "--only",
+        choices=PARTS,
+        action="append",
+        help="one part; may be given several times",
     )
     parser.add_argument(
         "--image",
@@ -41,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="image for docker's own ways and the backend",
     )
     parser.add_argument(
-        "--rounds", type=int, default=5, help="rounds of interleaved blocks of executions (5)"
+        "--rounds",
+        type=int,
+        default=5,
+        help="rounds of interleaved blocks of executions (5)",
     )
     parser.add_argument(
         "--executions", type=int, default=300, help="warm executions of a block (300)"
@@ -56,8 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--blocks", type=int, default=4, help="blocks of training steps of each side (4)"
     )
-    parser.add_argument("--block-steps", type=int, default=5, help="counted steps of a block (5)")
-    parser.add_argument("--cache", type=Path, default=default_cache(), help="warm-up checkpoints")
+    parser.add_argument(
+        "--block-steps", type=int, default=5, help="counted steps of a block (5)"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=default_cache(), help="warm-up checkpoints"
+    )
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, benchmark="sandbox")
     arguments = parser.parse_args(argv)

@@ -135,7 +135,9 @@ def slowest_tenth(groups: frozenset[int], seed: int, group_size: int) -> list[in
 
     def longest(group: int) -> float:
         episodes = [f"{group}-{rollout}" for rollout in range(group_size)]
-        waits = [[wait_s(seed, one, turn, **WAITS) for turn in range(turns)] for one in episodes]
+        waits = [
+            [wait_s(seed, one, turn, **WAITS) for turn in range(turns)] for one in episodes
+        ]
         return float(max(map(sum, waits)))
 
     return sorted(groups, key=longest)[-max(1, round(len(groups) / 10)) :]
@@ -147,7 +149,9 @@ def busy_share(run_dir: Path) -> float:
     reader = TrajectoryReader(RunDirectory.open(run_dir))
     ids = [summary.id for summary in reader.summaries(purpose="train")]
     stored = reader.get_many([*ids[:8], *ids[-8:]])
-    infos = [turn.info for one in stored for turn in one.trajectory.turns if "at_s" in turn.info]
+    infos = [
+        turn.info for one in stored for turn in one.trajectory.turns if "at_s" in turn.info
+    ]
     infos.sort(key=lambda info: info["at_s"])
     first, last = infos[0], infos[-1]
     return float((last["cpu_s"] - first["cpu_s"]) / (last["at_s"] - first["at_s"]))
@@ -183,7 +187,9 @@ def measure(arguments: argparse.Namespace, name: str, seed: int) -> Measured:
     """Runs a schedule with a seed's waits, or reads what was kept of it."""
     rollouts, *training = sorted(os.sched_getaffinity(0))
     if not training:
-        raise RuntimeError("one core each for rollouts and training: this machine has one alone")
+        raise RuntimeError(
+            "one core each for rollouts and training: this machine has one alone"
+        )
     run_dir = arguments.runs / f"{name.replace(', ', '-').replace(' ', '')}-{seed}"
     waits = {"seed": seed, "core": rollouts, **WAITS}
     rows = kept_rows(
@@ -195,8 +201,12 @@ def measure(arguments: argparse.Namespace, name: str, seed: int) -> Measured:
         f"data.args.core={training[0]}",
         *(f"env.args.{key}={value}" for key, value in waits.items()),
     )
-    bound = next((int(text[-1]) for text in SCHEDULES[name] if "max_staleness" in text), None)
-    found = fates(run_dir, arguments.steps - (int(name != SYNC) if bound is None else bound) - 1)
+    bound = next(
+        (int(text[-1]) for text in SCHEDULES[name] if "max_staleness" in text), None
+    )
+    found = fates(
+        run_dir, arguments.steps - (int(name != SYNC) if bound is None else bound) - 1
+    )
     slow = slowest_tenth(found.all, seed, 4)
     counted = rows[COLD_STEPS:]
     step_s = mean(row["time/step_s"] for row in counted)
@@ -233,7 +243,9 @@ def tell_speed(
         figures.report(f"{name}: {phase}", spent, "s")
     waits = [sum(row["time/wait_rollout_s"] for row in run.rows) for run in own]
     steps = [sum(row["time/step_s"] for row in run.rows) for run in own]
-    figures.report(f"{name}: share of a step that waits for rollouts", sum(waits) / sum(steps), "")
+    figures.report(
+        f"{name}: share of a step that waits for rollouts", sum(waits) / sum(steps), ""
+    )
     busy = mean(run.busy for run in own)
     if name == SYNC:
         figures.at_most(f"{name}: share of the rollouts' core that is busy", busy, "", 0.5)
@@ -274,7 +286,9 @@ def accuracy(figures: Figures, arguments: argparse.Namespace) -> None:
             if name not in arguments.schedules:
                 continue
             steps = arguments.code_steps
-            run_dir = arguments.runs / f"code-{'sync' if name == SYNC else 'wait'}-{steps}-{seed}"
+            run_dir = (
+                arguments.runs / f"code-{'sync' if name == SYNC else 'wait'}-{steps}-{seed}"
+            )
             settings = [f"stages.rl.{text}" for text in SCHEDULES[name]]
             settings += [f"stages.rl.steps={steps}", *arguments.set]
             start = (f"model.path={model}", f"run.seed={seed}")
@@ -314,20 +328,32 @@ PARTS = {"speed": speed, "accuracy": accuracy}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.schedule", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.schedule", description=__doc__
+    )
     add_arguments(parser, benchmark="schedule")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="parts (all)")
     parser.add_argument("--seeds", nargs="+", type=int, help=f"by default {SEEDS}")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of speed's runs ({STEPS})")
-    parser.add_argument("--code-steps", type=int, default=36, help="of accuracy's runs (36)")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="more settings of accuracy's runs"
+        "--steps", type=int, default=STEPS, help=f"of speed's runs ({STEPS})"
+    )
+    parser.add_argument(
+        "--code-steps", type=int, default=36, help="of accuracy's runs (36)"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="more settings of accuracy's runs",
     )
     parser.add_argument(
         "--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES), metavar="NAME"
     )
     parser.add_argument("--runs", type=Path, help="folder of the runs; finished ones stay")
-    parser.add_argument("--cache", type=Path, default=default_cache(), help="of the warm-ups")
+    parser.add_argument(
+        "--cache", type=Path, default=default_cache(), help="of the warm-ups"
+    )
     arguments = parser.parse_args(argv)
     if arguments.runs is None:
         arguments.runs = Path(tempfile.mkdtemp(prefix="agentrl-schedule-"))

@@ -36,7 +36,9 @@ CLIENTS = 8
 WAIT_S = 600.0
 
 
-def write_corpus(packages: Sequence[str], texts: Path, most: int, corpus: Path) -> list[Passage]:
+def write_corpus(
+    packages: Sequence[str], texts: Path, most: int, corpus: Path
+) -> list[Passage]:
     """Writes the first ``most`` passages of the packages as a corpus; gives them.
 
     Args:
@@ -72,7 +74,9 @@ def make_queries(passages: Sequence[Passage], number: int, seed: int) -> list[st
 def told(module: str, *arguments: Path) -> Any:
     """What a module of the benchmark prints as JSON, run in a process of its own."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=WAIT_S)
+    done = subprocess.run(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=WAIT_S
+    )
     if done.returncode:
         raise RuntimeError(f"{module} must end with 0, got {done.returncode}")
     return json.loads(done.stdout)
@@ -81,7 +85,16 @@ def told(module: str, *arguments: Path) -> Any:
 @contextmanager
 def serving(corpus: Path, indices: Path) -> Iterator[tuple[str, int]]:
     """The URL and process of ``agentrl serve search``, ended with the block."""
-    command = [sys.executable, "-m", "agentrl", "serve", "search", str(corpus), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl",
+        "serve",
+        "search",
+        str(corpus),
+        "--port",
+        "0",
+    ]
     command += ["--index-dir", str(indices)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -89,7 +102,9 @@ def serving(corpus: Path, indices: Path) -> Iterator[tuple[str, int]]:
         line = process.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+", line)
         if found is None:
-            raise RuntimeError(f"agentrl serve search must print its address first, got {line!r}")
+            raise RuntimeError(
+                f"agentrl serve search must print its address first, got {line!r}"
+            )
         yield found[0], process.pid
     finally:
         process.send_signal(signal.SIGTERM)
@@ -122,7 +137,9 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
     """Adds the figures; what is written lies in ``folder``."""
     names = arguments.packages or PACKAGES
     corpus, indices = folder / "corpus.jsonl", folder / "indices"
-    passages = write_corpus(names, arguments.texts or folder / "texts", arguments.passages, corpus)
+    passages = write_corpus(
+        names, arguments.texts or folder / "texts", arguments.passages, corpus
+    )
     figures.at_least("passages", len(passages), "", arguments.passages)
     figures.report("words", sum(len(one.text.split()) for one in passages), "")
     queries, found = folder / "queries.json", folder / "hits.json"
@@ -131,31 +148,45 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
     figures.report("built in", built["opened_s"], "s")
     figures.at_most("building, memory at most", built["memory_mb"]["peak"], "MB", LIMIT_MB)
     index = next(indices.glob("*/index.json")).parent
-    figures.report("index on disk", sum(f.stat().st_size for f in index.iterdir()) / 1e6, "MB")
+    figures.report(
+        "index on disk", sum(f.stat().st_size for f in index.iterdir()) / 1e6, "MB"
+    )
 
     texts = make_queries(passages, arguments.queries, arguments.seed)
     queries.write_text(json.dumps(texts))
     here = told("benchmarks.passages.reader", corpus, indices, queries)
     found.write_text(json.dumps(here["hits"]))
     equal = told("benchmarks.passages.peer", corpus, queries, found)
-    figures.at_least("queries whose top ten are bm25s's own", 100 * np.mean(equal), "%", 100)
+    figures.at_least(
+        "queries whose top ten are bm25s's own", 100 * np.mean(equal), "%", 100
+    )
     figures.report("in process: opened in", here["opened_s"], "s")
     figures.report("in process: median of a query", 1000 * np.median(here["seconds"]), "ms")
     figures.at_most("in process: p95 of a query", p95_ms(here["seconds"]), "ms", LIMIT_MS)
     add_memory(figures, "in process", here["memory_mb"])
 
-    with serving(corpus, indices) as (url, pid), httpx.Client(base_url=url, timeout=60.0) as http:
+    with (
+        serving(corpus, indices) as (url, pid),
+        httpx.Client(base_url=url, timeout=60.0) as http,
+    ):
         alone = [asked(http, query) for query in texts]
         same = [[tuple(hit) for hit in own] for own in here["hits"]]
         equal = [served == own for (_, served), own in zip(alone, same, strict=True)]
-        figures.at_least("served: queries with the same answer", 100 * np.mean(equal), "%", 100)
+        figures.at_least(
+            "served: queries with the same answer", 100 * np.mean(equal), "%", 100
+        )
         figures.at_most(
-            "served: p95 of a query", p95_ms([seconds for seconds, _ in alone]), "ms", LIMIT_MS
+            "served: p95 of a query",
+            p95_ms([seconds for seconds, _ in alone]),
+            "ms",
+            LIMIT_MS,
         )
         more = make_queries(passages, arguments.queries, arguments.seed + 1)
         with ThreadPoolExecutor(CLIENTS) as pool:
             start = time.perf_counter()
-            together = [seconds for seconds, _ in pool.map(lambda query: asked(http, query), more)]
+            together = [
+                seconds for seconds, _ in pool.map(lambda query: asked(http, query), more)
+            ]
             rate = len(more) / (time.perf_counter() - start)
         figures.report(f"served: p95 of a query, {CLIENTS} clients", p95_ms(together), "ms")
         figures.report(f"served: {CLIENTS} clients", rate, "queries/s")
@@ -170,12 +201,18 @@ def measure(figures: Figures, arguments: argparse.Namespace, folder: Path) -> No
 
 def main(argv: Sequence[str] | None = None) -> int:
     """All of it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.search", description=__doc__
+    )
     add_arguments(parser, benchmark="search")
     parser.add_argument("--passages", type=int, default=200_000)
     parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--packages", nargs="+", metavar="NAME", help="of Debian, in this order")
-    parser.add_argument("--texts", type=Path, metavar="FOLDER", help="where packages are kept")
+    parser.add_argument(
+        "--packages", nargs="+", metavar="NAME", help="of Debian, in this order"
+    )
+    parser.add_argument(
+        "--texts", type=Path, metavar="FOLDER", help="where packages are kept"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
     figures = Figures()

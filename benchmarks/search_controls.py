@@ -28,7 +28,10 @@ class RandomIndex(SearchIndex):
         return len(self._index)
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        return [Hit(one, 1.0) for one in random.Random(query).sample(self._index.documents, top_k)]
+        return [
+            Hit(one, 1.0)
+            for one in random.Random(query).sample(self._index.documents, top_k)
+        ]
 
     def __reduce__(self) -> tuple[object, ...]:
         return RandomIndex, (self._index,)

@@ -81,7 +81,11 @@ def loopback_bytes() -> int:
 
 
 def ways(
-    figures: Figures, tensors: Mapping[str, Tensor], engine: SGLangEngine, name: str, runs: int
+    figures: Figures,
+    tensors: Mapping[str, Tensor],
+    engine: SGLangEngine,
+    name: str,
+    runs: int,
 ) -> dict[str, float]:
     """Processor seconds of each way."""
     engine.pause("retract")
@@ -102,7 +106,9 @@ def ways(
             wall, processor = seconds(partial(_update, engine, tensors, version))
             sent = loopback_bytes() - before
             if not run:
-                figures.report(f"{name}: {way}, memory over the model", peak.close() / size, "x")
+                figures.report(
+                    f"{name}: {way}, memory over the model", peak.close() / size, "x"
+                )
             least = min(least, wall)
             found[way] = min(found.get(way, math.inf), processor)
         engine.sender.close()
@@ -118,7 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--shape", choices=SHAPES, default="125M", help="of the model")
     parser.add_argument("--runs", type=int, default=2, help="of each, after a first one")
-    parser.add_argument("--tp", type=int, nargs="+", default=(1, 2), help="ranks of a server")
+    parser.add_argument(
+        "--tp", type=int, nargs="+", default=(1, 2), help="ranks of a server"
+    )
     own = os.environ.get("AGENTRL_SGLANG_PYTHON") or SGLANG.python()
     parser.add_argument("--python", default=str(own), help="of an environment with SGLang")
     add_arguments(parser, benchmark="server_weights")
@@ -130,7 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = Path(scratch, "model")
         figures.report("parameters", write_random_model(folder, arguments.shape) / 1e6, "M")
         actor = Actor(ActorSpec(str(folder), make_algorithm("sft")), DistSpec())
-        tensors = {name: tensor.detach().clone() for name, tensor in actor.weights("float32")}
+        tensors = {
+            name: tensor.detach().clone() for name, tensor in actor.weights("float32")
+        }
         memory = torch.ones(max(tensor.numel() for tensor in tensors.values()))
         copy = min(seconds(partial(_copy_all, tensors, memory))[1] for _ in range(5))
         figures.report("a copy of the same bytes, processor", copy, "s")

@@ -25,8 +25,12 @@ MOST_SEEDS = 1000
 def main() -> int:
     """Measures what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", nargs=2, type=int, default=(0, 10_000), metavar=("FIRST", "END"))
-    parser.add_argument("--mutants", type=int, default=len(MUTANTS), help="planted bugs to find")
+    parser.add_argument(
+        "--seeds", nargs=2, type=int, default=(0, 10_000), metavar=("FIRST", "END")
+    )
+    parser.add_argument(
+        "--mutants", type=int, default=len(MUTANTS), help="planted bugs to find"
+    )
     add_arguments(parser, benchmark="simulation")
     arguments = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -47,7 +51,9 @@ def main() -> int:
             figures.note(f"seed {seed}, made smaller: {scenario.told()}: {rule}")
     seconds = time.process_time() - start
     figures.at_most(f"broken rules in seeds {first} to {end}", broken, "", 0)
-    figures.at_least("trajectories a second of a core", counts["trajectories"] / seconds, "", SPEED)
+    figures.at_least(
+        "trajectories a second of a core", counts["trajectories"] / seconds, "", SPEED
+    )
     for name in ("faults", "drivers", "failed_checkpoints"):
         figures.report(name.replace("_", " "), counts[name], "")
     for patch in MUTANTS[: arguments.mutants]:

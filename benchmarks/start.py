@@ -69,7 +69,9 @@ def write_random_model(folder: Path, shape: str) -> int:
         save_file(tensors, folder / file, metadata={"format": "pt"})
         where |= dict.fromkeys(names, file)
     index = {"metadata": {}, "weight_map": where}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps(index), encoding="utf-8"
+    )
     return sum(parameter.numel() for parameter in sizes.values())
 
 
@@ -110,7 +112,8 @@ def read_twice(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
         key: 2
         * sum(
             math.prod(
-                max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in zip(one, other, strict=True)
+                max(0, min(b, d) - max(a, c))
+                for (a, b), (c, d) in zip(one, other, strict=True)
             )
             for one, other in product(first[key], second[key])
         )
@@ -148,9 +151,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures.report(f"rank {number}: shard in float32", rank["shard"] / MIB, "MiB")
         over = (rank["growth"] - rank["shard"]) / MIB
         figures.at_most(f"rank {number}: anonymous memory over its shard", over, "MiB", 512)
-        figures.report(f"rank {number}: read of the folder", bytes_of(rank["read"]) / MIB, "MiB")
+        figures.report(
+            f"rank {number}: read of the folder", bytes_of(rank["read"]) / MIB, "MiB"
+        )
         figures.report(f"rank {number}: seconds to build the actor", rank["seconds"], "s")
-    figures.at_most("largest tensor read by both", max(twice.values()) / 1024, "KiB", SMALL / 1024)
+    figures.at_most(
+        "largest tensor read by both", max(twice.values()) / 1024, "KiB", SMALL / 1024
+    )
     figures.report("all that both read", sum(twice.values()) / 1024, "KiB")
     for note in NOTES:
         figures.note(note)

@@ -47,7 +47,14 @@ CALCULATOR = ROOT / "benchmarks" / "calculator"
 CODE = ROOT / "examples" / "code"
 TASKS = {"calculator": CALCULATOR, "code": CODE}
 PHASES = ("wait_rollout", "logprobs", "update", "publish", "wait_store")
-TRL_PACKAGES = ("torch", "trl==1.16.*", "transformers", "accelerate", "datasets", "jmespath")
+TRL_PACKAGES = (
+    "torch",
+    "trl==1.16.*",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "jmespath",
+)
 TARGET = 2.5
 SLOWER = 1.03  # what a step, or the driver, may take over another checkout's
 COLD_STEPS = 1
@@ -135,7 +142,9 @@ def train(
         output.seek(0)
         told = output.read()
     if process.returncode:
-        raise RuntimeError(f"agentrl train ended with {process.returncode}:\n{told[-2000:]}")
+        raise RuntimeError(
+            f"agentrl train ended with {process.returncode}:\n{told[-2000:]}"
+        )
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     cpu_s += cpu_s[-1:] * (len(rows) - len(cpu_s))  # rows of the very end
     spent = [0.0, *(later - earlier for earlier, later in itertools.pairwise(cpu_s))]
@@ -264,10 +273,16 @@ def calculator(figures: Figures, arguments: argparse.Namespace) -> None:
                 per_rank = f"placement.threads_per_rank={threads}"
                 ours.add_block(
                     train(
-                        CALCULATOR / "config.yaml", run_dir, *overrides, per_rank, threads=threads
+                        CALCULATOR / "config.yaml",
+                        run_dir,
+                        *overrides,
+                        per_rank,
+                        threads=threads,
                     )
                 )
-                model = run_dir / "models" / "rl"  # TRL's side goes on with its own policy too
+                model = (
+                    run_dir / "models" / "rl"
+                )  # TRL's side goes on with its own policy too
                 if not block % 2:
                     theirs.add_block(trl.block(steps))
     compare(figures, ours, theirs)
@@ -294,7 +309,9 @@ def compare(figures: Figures, ours: Side, theirs: Side) -> None:
     figures.report("calculator: trained tokens a step, agentrl", own_tokens, "tokens")
     figures.report("calculator: trained tokens a step, TRL", their_tokens, "tokens")
     per_token = (their_s / their_tokens) / (own_s / own_tokens)
-    figures.report("calculator: TRL's seconds a trained token over agentrl's", per_token, "x")
+    figures.report(
+        "calculator: TRL's seconds a trained token over agentrl's", per_token, "x"
+    )
 
 
 def code(figures: Figures, arguments: argparse.Namespace) -> None:
@@ -313,8 +330,12 @@ def code(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.report("code: step", median_of(rows, "time/step_s"), "s")
     for phase in PHASES:
         figures.report(f"code: {phase}", median_of(rows, f"time/{phase}_s"), "s")
-    figures.report("code: episodes played a step", median_of(rows, "count/trajectories"), "")
-    figures.report("code: a sandboxed call, p50", median_of(rows, "tool/python/latency_s/p50"), "s")
+    figures.report(
+        "code: episodes played a step", median_of(rows, "count/trajectories"), ""
+    )
+    figures.report(
+        "code: a sandboxed call, p50", median_of(rows, "tool/python/latency_s/p50"), "s"
+    )
     figures.report("code: share of episode time in the sandbox", share, "")
 
 
@@ -341,7 +362,11 @@ def against(figures: Figures, arguments: argparse.Namespace) -> None:
                 config = root / folder.relative_to(ROOT) / "config.yaml"
                 with scratch() as run:
                     rows = train(
-                        config, run / "run", *overrides, threads=arguments.threads, root=root
+                        config,
+                        run / "run",
+                        *overrides,
+                        threads=arguments.threads,
+                        root=root,
                     )
                 sides[root].add_block(rows)
                 step_s = median_of(rows[COLD_STEPS:], "time/step_s")
@@ -361,17 +386,23 @@ def compare_checkouts(figures: Figures, task: str, ours: Side, other: Side) -> N
         if any(key not in row for row in (*ours.rows, *other.rows)):  # of one of them alone
             continue
         figures.report(f"{task}: {name}", median_of(ours.rows, key), "s")
-        figures.report(f"{task}: {name}, the other checkout", median_of(other.rows, key), "s")
+        figures.report(
+            f"{task}: {name}, the other checkout", median_of(other.rows, key), "s"
+        )
     pairs = list(zip(ours.rows, other.rows, strict=True))
     ratio = statistics.median(a["time/step_s"] / b["time/step_s"] for a, b in pairs)
     figures.at_most(f"{task}: a step over the other checkout's", ratio, "x", SLOWER)
     for name, side in (("", ours), (", the other checkout", other)):
         figures.report(f"{task}: driver's time a trajectory{name}", side.driver_ms, "ms")
     drivers = ours.driver_ms / other.driver_ms
-    figures.at_most(f"{task}: driver's time over the other checkout's", drivers, "x", SLOWER)
+    figures.at_most(
+        f"{task}: driver's time over the other checkout's", drivers, "x", SLOWER
+    )
     trained = "count/trained_tokens"
     same = sum(a.get(trained) == b.get(trained) for a, b in pairs) / len(pairs)
-    figures.report(f"{task}: share of steps that train as many tokens on both sides", same, "")
+    figures.report(
+        f"{task}: share of steps that train as many tokens on both sides", same, ""
+    )
 
 
 def checkpoint(
@@ -382,13 +413,20 @@ def checkpoint(
     Its name contains a hash of its inputs, so that a change of the task builds another.
     """
     sources = [path for path in sorted(folder.iterdir()) if path.suffix in (".py", ".yaml")]
-    made_of = [path.read_bytes() for path in sources] + [text.encode() for text in overrides]
+    made_of = [path.read_bytes() for path in sources] + [
+        text.encode() for text in overrides
+    ]
     digest = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:12]
     model = cache / f"{name}-{seed}-{digest}"
     if not model.is_dir():
         with scratch() as run:
             print(f"warming up the {name} model, once: minutes", flush=True)
-            once = ("train.steps=1", "stages.rl.eval.sets={}", f"run.seed={seed}", *overrides)
+            once = (
+                "train.steps=1",
+                "stages.rl.eval.sets={}",
+                f"run.seed={seed}",
+                *overrides,
+            )
             train(folder / "config.yaml", run / "run", *once)
             part = cache / f".{model.name}.part"
             shutil.rmtree(part, ignore_errors=True)
@@ -400,7 +438,9 @@ def checkpoint(
 def write_tasks(path: Path, seed: int) -> Path:
     """The training tasks for TRL's side, which has no agentrl."""
     rows = load_object("task.py:tasks", CALCULATOR)(seed)
-    lines = [json.dumps({"prompt": list(task.messages), "answer": task.answer}) for task in rows]
+    lines = [
+        json.dumps({"prompt": list(task.messages), "answer": task.answer}) for task in rows
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -444,17 +484,29 @@ def default_cache() -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
-    parser.add_argument("--setup", action="store_true", help="make TRL's environment, and end")
-    parser.add_argument("--torch-index", metavar="URL", help="one more package index for --setup")
     parser.add_argument(
-        "--cache", type=Path, default=default_cache(), help="environment and warm-up checkpoints"
+        "--setup", action="store_true", help="make TRL's environment, and end"
+    )
+    parser.add_argument(
+        "--torch-index", metavar="URL", help="one more package index for --setup"
+    )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=default_cache(),
+        help="environment and warm-up checkpoints",
     )
     parser.add_argument("--only", choices=("calculator", "code"), help="one half alone")
     parser.add_argument(
-        "--against", type=Path, metavar="FOLDER", help="compare with another checkout instead"
+        "--against",
+        type=Path,
+        metavar="FOLDER",
+        help="compare with another checkout instead",
     )
     parser.add_argument("--blocks", type=int, default=5, help="blocks of each side (5)")
-    parser.add_argument("--block-steps", type=int, default=5, help="counted steps of a block (5)")
+    parser.add_argument(
+        "--block-steps", type=int, default=5, help="counted steps of a block (5)"
+    )
     parser.add_argument(
         "--code-steps", type=int, default=10, help="counted steps of the code example (10)"
     )

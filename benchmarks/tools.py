@@ -26,7 +26,9 @@ LIMIT_MS = 0.3
 STILL_MS = 50.0
 TASK = Task("t", ({"role": "user", "content": "hi"},))
 NESTED = {
-    "order": {"lines": [{"item": f"tea {n}", "count": n, "tags": ["a", "b"]} for n in range(8)]},
+    "order": {
+        "lines": [{"item": f"tea {n}", "count": n, "tags": ["a", "b"]} for n in range(8)]
+    },
     "notes": {"who": "me", "when": "now"},
 }
 LINE = {
@@ -42,7 +44,10 @@ LINE = {
 ORDER = {
     "type": "object",
     "properties": {
-        "order": {"type": "object", "properties": {"lines": {"type": "array", "items": LINE}}},
+        "order": {
+            "type": "object",
+            "properties": {"lines": {"type": "array", "items": LINE}},
+        },
         "notes": {"type": "object", "additionalProperties": {"type": "string"}},
     },
     "required": ["order"],
@@ -105,7 +110,9 @@ class Stillness:
             self.longest_s = max(self.longest_s, min(wall_s, time.process_time() - worked))
 
 
-async def per_call_ms(made: Tool, arguments: Mapping[str, Any], calls: int) -> tuple[float, float]:
+async def per_call_ms(
+    made: Tool, arguments: Mapping[str, Any], calls: int
+) -> tuple[float, float]:
     """Milliseconds a call, of the processor and of the wall."""
     call = ToolCall("call_0", made.spec.name, arguments)
     message = {"role": "assistant", "content": "", "tool_calls": [call.openai()]}
@@ -202,7 +209,9 @@ async def measure(figures: Figures, calls: int) -> None:
     for name, hostile in HOSTILE.items():
         async with Stillness() as still:
             await asyncio.gather(*(hostile() for _ in range(8)))
-        figures.at_most(f"longest standstill, {name}", 1000 * still.longest_s, "ms", STILL_MS)
+        figures.at_most(
+            f"longest standstill, {name}", 1000 * still.longest_s, "ms", STILL_MS
+        )
     figures.report("episodes in flight", EPISODES, "")
     figures.note(NOTE)
 

@@ -75,9 +75,14 @@ TINY = Sizes(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train", description=__doc__)
     parser.add_argument(
-        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+        "--only",
+        choices=PARTS,
+        action="append",
+        help="one part; may be given several times",
     )
-    parser.add_argument("--rounds", type=int, default=4, help="of what is compared in turn (4)")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="of what is compared in turn (4)"
+    )
     parser.add_argument(
         "--tiny", dest="sizes", action="store_const", const=TINY, help="a trial of the code"
     )

@@ -44,15 +44,23 @@ PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.viewer", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.viewer", description=__doc__
+    )
     parser.add_argument(
-        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+        "--only",
+        choices=PARTS,
+        action="append",
+        help="one part; may be given several times",
     )
     parser.add_argument(
         "--trajectories", type=int, default=100_000, help="of the large run (100,000)"
     )
     parser.add_argument(
-        "--runs", type=Path, metavar="FOLDER", help="keep the large run there, and use it again"
+        "--runs",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the large run there, and use it again",
     )
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="in which trajectories arrive live (60)"

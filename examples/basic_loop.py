@@ -43,7 +43,7 @@ SEED = 0
 TASKS_A_STEP, GROUP_SIZE = 4, 16
 EPISODE = EpisodeSettings(max_turns=2, max_turn_tokens=2, max_response_tokens=64)
 AGAIN: Message = {"role": "user", "content": "Go on."}
-TASKS = [Task(word, ({"role": "user", "content": f"Say {word}."},)) for word in ("yes", "no")]
+TASKS = [Task(w, ({"role": "user", "content": f"Say {w}."},)) for w in ("yes", "no")]
 
 
 class Say(Env):
@@ -87,8 +87,9 @@ async def play(parts: EpisodeContext, step: int) -> list[TrajectoryGroup]:
 
     async def group(index: int) -> TrajectoryGroup:
         task = TASKS[index % len(TASKS)]
-        episodes = (run_episode(parts, task, EpisodeKey(index, n)) for n in range(GROUP_SIZE))
-        return TrajectoryGroup(index, task, tuple(await asyncio.gather(*episodes)))
+        keys = [EpisodeKey(index, n) for n in range(GROUP_SIZE)]
+        episodes = await asyncio.gather(*(run_episode(parts, task, key) for key in keys))
+        return TrajectoryGroup(index, task, tuple(episodes))
 
     first = step * TASKS_A_STEP
     return await asyncio.gather(*map(group, range(first, first + TASKS_A_STEP)))
@@ -103,7 +104,8 @@ async def train(model: Path, num_steps: int) -> list[float]:
     place = EnginePlace(str(model), context_tokens=spec.context_tokens)
     engine = TorchEngineSpec(device="cpu").build(place)
     parts = EpisodeContext.of(spec, engine)
-    layout = training.Layout(1, micro_batch_tokens=2048, length_scale=actor.facts().length_scale)
+    scale = actor.facts().length_scale
+    layout = training.Layout(1, micro_batch_tokens=2048, length_scale=scale)
     curve = []
     for step in range(num_steps):
         groups = await play(parts, step)

@@ -19,9 +19,13 @@ def close(episode: EpisodeView) -> float:
 
 
 def main(overrides: list[str]) -> None:
-    with Trainer(load_config(CONFIG, overrides), tools=[PythonTool()], reward=close) as trainer:
+    with Trainer(
+        load_config(CONFIG, overrides), tools=[PythonTool()], reward=close
+    ) as trainer:
         print(trainer.train().eval)
-        question = Task("mine", ({"role": "user", "content": "12 times 34?"},), answer="408")
+        question = Task(
+            "mine", ({"role": "user", "content": "12 times 34?"},), answer="408"
+        )
         for trajectory in trainer.rollout([question]):
             print(trajectory.turns[-1].text, trajectory.reward)
 

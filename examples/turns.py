@@ -29,4 +29,7 @@ def broken_call(name: str, /, **arguments: Any) -> list[Message]:
     """A call whose last brace is missing, and what the executor answers to that."""
     written = json.dumps({"name": name, "arguments": arguments})[:-1]
     parsed = _PARSER.parse(f"<tool_call>\n{written}\n</tool_call>")
-    return [parsed.message, {"role": "tool", "content": f"Error: {parsed.problems[0].detail}"}]
+    return [
+        parsed.message,
+        {"role": "tool", "content": f"Error: {parsed.problems[0].detail}"},
+    ]

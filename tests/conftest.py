@@ -95,7 +95,9 @@ class SkipGate:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.skips:
-            terminalreporter.section("skipped, which AGENTRL_CI=1 forbids", red=True, bold=True)
+            terminalreporter.section(
+                "skipped, which AGENTRL_CI=1 forbids", red=True, bold=True
+            )
             for skip in self.skips:
                 terminalreporter.line(skip, red=True)
 
@@ -156,7 +158,10 @@ def is_chosen(item: pytest.Item, commit: str) -> bool:
     for name, parts in PARTS.items():
         if mark := item.get_closest_marker(name):
             alone = item.path.name if name == "slow" else item.name
-            return number(mark.args[0] if mark.args else alone) % parts == number(commit) % parts
+            return (
+                number(mark.args[0] if mark.args else alone) % parts
+                == number(commit) % parts
+            )
     return True
 
 

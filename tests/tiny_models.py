@@ -38,7 +38,9 @@ def write_qwen3(folder: Path, *, vocab_size: int, seed: int = 7, **settings: Any
         "max_position_embeddings": 512,
     }
     torch.manual_seed(seed)
-    Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab_size, **shape | settings)).save_pretrained(folder)
+    Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=vocab_size, **shape | settings)
+    ).save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return folder
 
@@ -61,7 +63,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Settings of tiny models by their ``model_type``."""
 
 
-def write_family(folder: Path, family: str, *, vocab_size: int, seed: int = 3, **own: Any) -> Path:
+def write_family(
+    folder: Path, family: str, *, vocab_size: int, seed: int = 3, **own: Any
+) -> Path:
     """A model of a family, of two layers of width 32, whose routers prefer experts clearly; these
     do not divide by two ranks.
 

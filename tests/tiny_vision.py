@@ -14,13 +14,23 @@ from PIL import Image as Pictures
 
 from tests.render.qwen_kind import ORDINARY, SPECIAL, trained_tokenizer
 
-__all__ = ["FAMILIES", "MARKERS", "Family", "picture", "write_qwen_vl", "write_vision_tokenizer"]
+__all__ = [
+    "FAMILIES",
+    "MARKERS",
+    "Family",
+    "picture",
+    "write_qwen_vl",
+    "write_vision_tokenizer",
+]
 
 Family = Literal["qwen2_5_vl", "qwen3_vl"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 MARKERS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-PATCH, MERGE = 14, 2  # SGLang takes patches of another size for images that were seen already
+PATCH, MERGE = (
+    14,
+    2,
+)  # SGLang takes patches of another size for images that were seen already
 MIN_PIXELS, MAX_PIXELS = 28 * 28, 16 * 28 * 28
 _TOWERS: dict[Family, dict[str, Any]] = {
     "qwen2_5_vl": {
@@ -33,11 +43,18 @@ _TOWERS: dict[Family, dict[str, Any]] = {
 
 
 def picture(
-    width: int = 84, height: int = 56, *, seed: int = 0, form: str = "PNG", mode: str = "RGB"
+    width: int = 84,
+    height: int = 56,
+    *,
+    seed: int = 0,
+    form: str = "PNG",
+    mode: str = "RGB",
 ) -> bytes:
     """An encoded picture of random pixels."""
     channels = len(Pictures.new(mode, (1, 1)).getbands())
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (height, width, channels), dtype=np.uint8
+    )
     encoded = io.BytesIO()
     Pictures.fromarray(pixels.squeeze(-1) if channels == 1 else pixels, mode=mode).save(
         encoded, form

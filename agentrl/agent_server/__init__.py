@@ -7,4 +7,10 @@ from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer, ServedDriver
 from agentrl.agent_server.standalone import StandaloneServer
 
-__all__ = ["AgentProgramSpec", "PolicyServer", "ServedDriver", "ServedEpisode", "StandaloneServer"]
+__all__ = [
+    "AgentProgramSpec",
+    "PolicyServer",
+    "ServedDriver",
+    "ServedEpisode",
+    "StandaloneServer",
+]

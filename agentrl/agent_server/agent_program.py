@@ -67,7 +67,9 @@ class AgentProgramSpec:
     def name(self) -> str:
         """The file that is run: the first argument with a file's ending, or else the program."""
         words = (word for word in self.command[1:] if " " not in word)
-        script = next((word for word in words if os.path.splitext(word)[1]), self.command[0])
+        script = next(
+            (word for word in words if os.path.splitext(word)[1]), self.command[0]
+        )
         return os.path.basename(script)
 
     def driver(self, turns: TurnGenerator) -> ProgramDriver:
@@ -98,8 +100,12 @@ class AgentProgramSpec:
         - The endpoint is reached without a proxy.
         - This interpreter's folder is first in PATH, so that ``python`` can import agentrl.
         """
-        inherited = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
-        direct = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"]))
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in _NOT_OURS
+        }
+        direct = ",".join(
+            filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"])
+        )
         return {
             **_QUIET,
             **inherited,
@@ -200,7 +206,10 @@ class ProgramDriver(ServedDriver):
         assert stdin is not None, "a pipe was asked for"
         self._outputs = [
             asyncio.create_task(keep_end(stream, kept))
-            for stream, kept in ((process.stdout, self._said), (process.stderr, self._errors))
+            for stream, kept in (
+                (process.stdout, self._said),
+                (process.stderr, self._errors),
+            )
             if stream is not None
         ]
         # a program need not read its task
@@ -226,7 +235,11 @@ class ProgramDriver(ServedDriver):
                 reason = "length" if last.finish_reason == "length" else "breach"
                 return Status("truncated", reason, await self._output_end())
         builder.fault = f"turn {len(builder.turns)}: exit status {code}"
-        how = f"exited with status {code}" if code else "ended without asking the policy anything"
+        how = (
+            f"exited with status {code}"
+            if code
+            else "ended without asking the policy anything"
+        )
         raise EnvError(
             f"the agent program {self._spec.command[0]!r} {how}; {await self._output_end()}"
         )

@@ -95,7 +95,9 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
     return app
 
 
-def _add_completion_routes(app: FastAPI, registry: EpisodeRegistry, dialect: type[Answer]) -> None:
+def _add_completion_routes(
+    app: FastAPI, registry: EpisodeRegistry, dialect: type[Answer]
+) -> None:
     @app.post(f"/v1/{dialect.path}")
     @app.post(f"/episodes/{{episode_id}}/v1/{dialect.path}")
     async def complete(request: Request) -> Response:
@@ -134,7 +136,9 @@ def _found(registry: EpisodeRegistry, episode_id: str, status: int = 404) -> Ser
         return registry.episodes[episode_id]
     how = registry.ended.get(episode_id)
     if how is not None:
-        raise PolicyApiError(410, "episode_over", f"episode {episode_id!r} has ended: {how}")
+        raise PolicyApiError(
+            410, "episode_over", f"episode {episode_id!r} has ended: {how}"
+        )
     raise PolicyApiError(
         status,
         "no_such_episode",
@@ -150,9 +154,13 @@ def _refused(scope: Scope, status: int, message: str) -> Response:
 
 def _refusal(path: str, error: PolicyApiError) -> Response:
     """An error in the shape of the dialect whose route was asked."""
-    dialect = next((one for one in _DIALECTS if f"/v1/{one.path}" in path), CompletionAnswer)
+    dialect = next(
+        (one for one in _DIALECTS if f"/v1/{one.path}" in path), CompletionAnswer
+    )
     # clients would otherwise retry after a 5xx, although the episode is over
-    return JSONResponse(dialect.error_body(error), error.status, {"x-should-retry": "false"})
+    return JSONResponse(
+        dialect.error_body(error), error.status, {"x-should-retry": "false"}
+    )
 
 
 def _key(headers: Headers) -> str:
@@ -198,7 +206,9 @@ async def _asked(request: Request, episode: ServedEpisode | None) -> Asked:
     return Asked(body, headers, episode.threads, episode.strict_keys)
 
 
-async def _complete(registry: EpisodeRegistry, request: Request, dialect: type[Answer]) -> Response:
+async def _complete(
+    registry: EpisodeRegistry, request: Request, dialect: type[Answer]
+) -> Response:
     episode = _asked_episode(registry, request)
     answer = dialect(await _asked(request, episode))
     stream = StreamWriter(answer.chat, partial(_disconnected, request))
@@ -228,7 +238,9 @@ async def _complete(registry: EpisodeRegistry, request: Request, dialect: type[A
     except asyncio.CancelledError:
         generating.cancel()
         raise
-    return StreamingResponse(_events(answer, generating, stream), media_type="text/event-stream")
+    return StreamingResponse(
+        _events(answer, generating, stream), media_type="text/event-stream"
+    )
 
 
 async def _events(

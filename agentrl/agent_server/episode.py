@@ -10,7 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.agent_server.api.api_error import PolicyApiError, bad_request
-from agentrl.agent_server.api.constraints import AnswerConstraints, schema_fault, with_instruction
+from agentrl.agent_server.api.constraints import (
+    AnswerConstraints,
+    schema_fault,
+    with_instruction,
+)
 from agentrl.agent_server.api.request import ChatRequest
 from agentrl.agent_server.history import Continuation, HistoryEntry, HistoryIndex, note_turn
 from agentrl.agent_server.stream_writer import StreamWriter
@@ -20,7 +24,14 @@ from agentrl.rollouts.builder import TurnRequest
 from agentrl.rollouts.deadlines import Deadline, LimitSpentError
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools.parsers import PlainParser
-from agentrl.types import Message, SamplingParams, Status, ToolCall, ToolResult, content_text
+from agentrl.types import (
+    Message,
+    SamplingParams,
+    Status,
+    ToolCall,
+    ToolResult,
+    content_text,
+)
 from agentrl.types.user_code.values import finite_number
 
 
@@ -137,7 +148,9 @@ class ServedEpisode:
         """
         renderer = self._turns.context.renderer
         if renderer is None:
-            raise bad_request("tokens cannot be counted here: the engine takes no token ids")
+            raise bad_request(
+                "tokens cannot be counted here: the engine takes no token ids"
+            )
         most = self._turns.context.spec.context_tokens
         if (fewest := renderer.fewest_tokens(request.messages)) > most:
             reason = f"at least {fewest} tokens, rollout.context_tokens is {most}; {_size(request)}"
@@ -180,7 +193,9 @@ class ServedEpisode:
             PolicyApiError: the episode has ended already.
         """
         self._check_open()
-        self._end_with(Status("truncated", truncated) if truncated else Status("terminated"))
+        self._end_with(
+            Status("truncated", truncated) if truncated else Status("terminated")
+        )
 
     async def until_end(self) -> Status:
         """Waits until the agent, a limit or the idle timeout ends the episode.
@@ -213,7 +228,11 @@ class ServedEpisode:
     async def close(self) -> None:
         """Refuses further requests and cancels those in flight; no turn is recorded afterwards."""
         self._end_with(
-            Status("cancelled", "closed", "its program exited, a deadline passed, or its run ended")
+            Status(
+                "cancelled",
+                "closed",
+                "its program exited, a deadline passed, or its run ended",
+            )
         )
         generating = list(self._generating)
         for task in generating:
@@ -261,7 +280,9 @@ class ServedEpisode:
         earlier = AnswerConstraints() if entry is None else entry.constraints
         observed = with_instruction(new, request.constraints.instruction(earlier))
         sequence = (
-            replace(turns.first_sequence(), cause=found.cause) if entry is None else entry.sequence
+            replace(turns.first_sequence(), cause=found.cause)
+            if entry is None
+            else entry.sequence
         )
         if self._has_first_sequence if entry is None else entry.extended:
             sequence = turns.in_new_session(sequence)
@@ -295,7 +316,9 @@ class ServedEpisode:
                 return generating.result()
             self._check_open()
             raise PolicyApiError(
-                499, "client_closed_request", "the client went away before its answer was made"
+                499,
+                "client_closed_request",
+                "the client went away before its answer was made",
             )
         finally:
             leaving.cancel()
@@ -304,7 +327,9 @@ class ServedEpisode:
                 await asyncio.wait([generating])
             self._generating.discard(generating)
 
-    async def _generate(self, turn_request: TurnRequest, stream: StreamWriter) -> TurnResult:
+    async def _generate(
+        self, turn_request: TurnRequest, stream: StreamWriter
+    ) -> TurnResult:
         timeout_s = self._turns.context.spec.episode.turn_timeout_s
         try:
             async with Deadline(timeout_s, "turn_timeout"):
@@ -332,7 +357,9 @@ class ServedEpisode:
             raise self._fail(error) from error
         if turn is None:
             self._end_with(Status("cancelled", "aborted"))
-            raise PolicyApiError(503, "aborted", "the request was aborted by the engine's owner")
+            raise PolicyApiError(
+                503, "aborted", "the request was aborted by the engine's owner"
+            )
         return turn
 
     async def _notes(self, request: ChatRequest, turn: TurnResult) -> dict[str, Any]:
@@ -342,11 +369,15 @@ class ServedEpisode:
         ignored = dict(request.ignored)
         if not self._obey_sampling:
             own = self._turns.sampling
-            ignored |= {k: v for k, v in request.sampling.items() if v != getattr(own, k, None)}
+            ignored |= {
+                k: v for k, v in request.sampling.items() if v != getattr(own, k, None)
+            }
         constraints = request.constraints
         found = constraints.violations(turn.action, [tool.name for tool in request.tools])
         if constraints.schema and not turn.action.tool_calls:
-            fault = await schema_fault(constraints.schema, str(turn.action.message["content"]))
+            fault = await schema_fault(
+                constraints.schema, str(turn.action.message["content"])
+            )
             found += [f"response_format: {fault}"] if fault else []
         return {"ignored": ignored, "breaches": found}
 
@@ -370,7 +401,9 @@ class ServedEpisode:
         try:
             return replace(
                 own,
-                max_new_tokens=min(own.max_new_tokens, request.max_tokens or own.max_new_tokens),
+                max_new_tokens=min(
+                    own.max_new_tokens, request.max_tokens or own.max_new_tokens
+                ),
                 temperature=asked.get("temperature", own.temperature),
                 top_p=asked.get("top_p", own.top_p),
                 stop=tuple(dict.fromkeys((*own.stop, *request.stop))),
@@ -397,5 +430,7 @@ def _with_hidden_results(
     """The new messages, with results of the calls that the client did not get."""
     content = "This call was not run, since it was not asked for."
     not_run = [ToolResult(call.id, call.name, content).message() for call in hidden]
-    results = next((n for n, message in enumerate(new) if message["role"] != "tool"), len(new))
+    results = next(
+        (n for n, message in enumerate(new) if message["role"] != "tool"), len(new)
+    )
     return (*new[:results], *not_run, *new[results:])

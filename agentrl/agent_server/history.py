@@ -22,7 +22,15 @@ from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder
 from agentrl.rollouts.tool_calls import in_order
 from agentrl.rollouts.turns import TurnResult
-from agentrl.types import CallProblem, CallRecord, Message, ToolCall, ToolResult, ToolSpec, Turn
+from agentrl.types import (
+    CallProblem,
+    CallRecord,
+    Message,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Turn,
+)
 
 _OPEN, _CLOSE = "<system-reminder>", "</system-reminder>"
 
@@ -53,14 +61,18 @@ class HistoryEntry:
     def note_results(self, builder: TrajectoryBuilder, observed: Sequence[Message]) -> None:
         """Stores the results that the agent brings, and the seconds since the turn's answer."""
         seconds = time.monotonic() - self.answered_at
-        results = {m["tool_call_id"]: str(m["content"]) for m in observed if m["role"] == "tool"}
+        results = {
+            m["tool_call_id"]: str(m["content"]) for m in observed if m["role"] == "tool"
+        }
         stored = _turn(builder, self.sequence)
         calls = list(stored.calls)
         for number, record in enumerate(calls):
             call = record.call
             waits = record.result is None or not record.result.content
             if call is not None and waits and call.id in results:
-                result = ToolResult(call.id, call.name, results[call.id], record.error, seconds)
+                result = ToolResult(
+                    call.id, call.name, results[call.id], record.error, seconds
+                )
                 calls[number] = replace(record, result=result)
         builder.turns[stored.index] = replace(stored, calls=tuple(calls))
 
@@ -105,7 +117,9 @@ class HistoryIndex:
         own = (entry, [*continued.compared, *self._compared(said)])
         insort_left(self._entries, own, key=lambda other: -len(other[0].client_messages))
 
-    def find(self, messages: Sequence[Message], tools: tuple[ToolSpec, ...]) -> Continuation:
+    def find(
+        self, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
+    ) -> Continuation:
         """Where a conversation continues.
 
         - It extends the longest turn that it repeats exactly, or else the longest that it repeats.
@@ -174,7 +188,10 @@ def _said(message: Message) -> _Said:
         message["content"] or "",
         None if thoughts is None else thoughts.strip(),
         [
-            (call["function"]["name"], _typed(call["function"]["arguments"], lambda number: number))
+            (
+                call["function"]["name"],
+                _typed(call["function"]["arguments"], lambda number: number),
+            )
             for call in message.get("tool_calls", ())
         ],
     )
@@ -195,7 +212,11 @@ def _normal(said: _Said) -> _Said:
 
 def _is_reminder(one: _Compared) -> bool:
     said, normal = one.said, one.normal
-    return said.role == "user" and not normal.content and bool(_each_text(said.content, _squeezed))
+    return (
+        said.role == "user"
+        and not normal.content
+        and bool(_each_text(said.content, _squeezed))
+    )
 
 
 def _repeats(theirs: _Compared, ours: _Compared) -> bool:
@@ -209,7 +230,9 @@ def _repairs(ours: _Compared, theirs: _Compared) -> Iterator[str]:
     """How a message that is repeated differs from what was said."""
     old, new = ours.said, theirs.said
     if old.content != new.content:
-        same_words = _each_text(old.content, _squeezed) == _each_text(new.content, _squeezed)
+        same_words = _each_text(old.content, _squeezed) == _each_text(
+            new.content, _squeezed
+        )
         yield "white_space" if same_words else "reminders"
     if (old.thoughts or "") != (new.thoughts or ""):
         yield "thoughts"
@@ -218,17 +241,25 @@ def _repairs(ours: _Compared, theirs: _Compared) -> Iterator[str]:
 
 
 def _system(compared: Sequence[_Compared]) -> list[Any]:
-    return [one.said.content for one in takewhile(lambda one: one.said.role == "system", compared)]
+    return [
+        one.said.content
+        for one in takewhile(lambda one: one.said.role == "system", compared)
+    ]
 
 
-def _with_ids(new: Sequence[Message], theirs: Message, ours: Message) -> tuple[Message, ...]:
+def _with_ids(
+    new: Sequence[Message], theirs: Message, ours: Message
+) -> tuple[Message, ...]:
     """New messages whose results have the ids of our calls, where the client renamed its own."""
     calls = zip(theirs.get("tool_calls", ()), ours.get("tool_calls", ()), strict=True)
     ids = {named["id"]: call["id"] for named, call in calls if named["id"] != call["id"]}
     if not ids:
         return tuple(new)
     return tuple(
-        {**message, "tool_call_id": ids.get(message["tool_call_id"], message["tool_call_id"])}
+        {
+            **message,
+            "tool_call_id": ids.get(message["tool_call_id"], message["tool_call_id"]),
+        }
         if message["role"] == "tool"
         else message
         for message in new
@@ -253,7 +284,10 @@ def _each_text(content: Any, change: Callable[[str], str]) -> Any:
     """Content with each of its texts changed, and without parts that then are empty."""
     if isinstance(content, str):
         return change(content)
-    parts = [{**part, "text": change(part["text"])} if "text" in part else part for part in content]
+    parts = [
+        {**part, "text": change(part["text"])} if "text" in part else part
+        for part in content
+    ]
     return [part for part in parts if part.get("text", True)]
 
 
@@ -297,12 +331,16 @@ def note_turn(
     )
 
 
-def _without_answer(written: ToolCall | CallProblem, tools: Sequence[ToolSpec]) -> CallRecord:
+def _without_answer(
+    written: ToolCall | CallProblem, tools: Sequence[ToolSpec]
+) -> CallRecord:
     if isinstance(written, CallProblem):
         return CallRecord(None, written, None)
     if any(tool.name == written.name for tool in tools):
         return CallRecord(written, None, None)
-    return CallRecord(written, None, ToolResult(written.id, written.name, "", "unknown_tool"))
+    return CallRecord(
+        written, None, ToolResult(written.id, written.name, "", "unknown_tool")
+    )
 
 
 def _turn(builder: TrajectoryBuilder, sequence: SequenceState) -> Turn:

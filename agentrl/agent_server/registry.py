@@ -80,7 +80,9 @@ class EpisodeRegistry:
             PolicyApiError: episodes are not opened by request here, or the body is no task.
         """
         raise PolicyApiError(
-            403, "not_here", "episodes are opened by the training run here, one for each program"
+            403,
+            "not_here",
+            "episodes are opened by the training run here, one for each program",
         )
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:

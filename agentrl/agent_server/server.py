@@ -153,9 +153,8 @@ class ServedDriver:
         key = turns.builder.key
         self.turns = turns
         # cannot be guessed: the id alone allows a client to act for the episode
-        self.episode_id = (
-            f"{key.group_index}-{key.rollout_index}-{key.attempt}-{secrets.token_urlsafe(12)}"
-        )
+        place = f"{key.group_index}-{key.rollout_index}-{key.attempt}"
+        self.episode_id = f"{place}-{secrets.token_urlsafe(12)}"
         self.url = ""
         self._server = server
         self._idle_timeout_s = idle_timeout_s
@@ -164,7 +163,9 @@ class ServedDriver:
 
     async def prepare(self) -> None:
         """Opens the episode; ``url`` is that of its routes."""
-        self.episode = ServedEpisode(self.turns, idle_timeout_s=self._idle_timeout_s, **self._reads)
+        self.episode = ServedEpisode(
+            self.turns, idle_timeout_s=self._idle_timeout_s, **self._reads
+        )
         self.url = await self._server.serve(self.episode_id, self.episode)
         if self._on_open is not None:
             self._on_open(self)

@@ -98,12 +98,19 @@ class StandaloneServer(PolicyServer):
         await asyncio.wait([opened, playing], return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
             detail = playing.result().status.detail
-            raise PolicyApiError(503, "not_opened", f"the episode could not be opened: {detail}")
+            raise PolicyApiError(
+                503, "not_opened", f"the episode could not be opened: {detail}"
+            )
         driver = opened.result()
         self._playing[driver.episode_id] = playing
         playing.add_done_callback(lambda _: self._remove(driver.episode_id))
         url = f"{root}/episodes/{driver.episode_id}"
-        return {"id": driver.episode_id, "url": url, "base_url": f"{url}/v1", "task": task.id}
+        return {
+            "id": driver.episode_id,
+            "url": url,
+            "base_url": f"{url}/v1",
+            "task": task.id,
+        }
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:
         """See ``EpisodeRegistry.outcome``."""
@@ -166,7 +173,9 @@ class StandaloneServer(PolicyServer):
 
     async def _play(self, task: Task, number: int) -> Trajectory:
         key = EpisodeKey(number, 0, 0, "eval", "served")
-        trajectory = await run_episode(self._context, task, key, env=self, permits=self._permits)
+        trajectory = await run_episode(
+            self._context, task, key, env=self, permits=self._permits
+        )
         self._keep(trajectory)
         return trajectory
 
@@ -190,7 +199,9 @@ def check_served_rubric(rubric: Rubric) -> None:
 def _task(given: Any, default_id: str) -> Task:
     if not isinstance(given, Mapping):
         raise bad_request(f"task must be an object, got {type(given).__name__}")
-    if unknown := sorted(given.keys() - {"id", "messages", "answer", "data_source", "info"}):
+    if unknown := sorted(
+        given.keys() - {"id", "messages", "answer", "data_source", "info"}
+    ):
         raise bad_request(f"task has no {unknown[0]!r}; it has id, messages, answer, info")
     listed = given.get("messages", [])
     if not isinstance(listed, list):
@@ -200,4 +211,6 @@ def _task(given: Any, default_id: str) -> Task:
     if not isinstance(info, Mapping):
         raise bad_request(f"task.info must be an object, got {type(info).__name__}")
     source = str(given.get("data_source", "default"))
-    return Task(str(given.get("id", default_id)), messages, given.get("answer"), source, dict(info))
+    return Task(
+        str(given.get("id", default_id)), messages, given.get("answer"), source, dict(info)
+    )

@@ -190,7 +190,9 @@ class StreamWriter:
         for ids, logprobs in unread:
             self._note(ids, logprobs)
         if unread and self._text is not None and self._message is not None:
-            parsed = self._message.read(self._text.add(np.concatenate([ids for ids, _ in unread])))
+            parsed = self._message.read(
+                self._text.add(np.concatenate([ids for ids, _ in unread]))
+            )
             if parsed is not None:
                 yield from self._new_deltas(renumbered(parsed, self._number).message)
 
@@ -210,7 +212,9 @@ class StreamWriter:
         if turn is not None:
             segments = turn.completion.segments
             start = self._num_noted
-            values = [segment.logprobs for segment in segments if segment.logprobs is not None]
+            values = [
+                segment.logprobs for segment in segments if segment.logprobs is not None
+            ]
             logprobs = np.concatenate([np.zeros(0, np.float32), *values])
             self._note(concat_ids(segments)[start:], logprobs[start:])
         entries = self._logprobs
@@ -225,7 +229,9 @@ class StreamWriter:
         """
         streamed = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in self._parts)])
         whole = concat_ids(completion.segments)
-        if streamed.size > whole.size or not np.array_equal(streamed, whole[: streamed.size]):
+        if streamed.size > whole.size or not np.array_equal(
+            streamed, whole[: streamed.size]
+        ):
             raise TokenMismatchError(
                 f"token consistency violated by request {completion.request_id!r}: the "
                 f"{streamed.size} ids that the engine streamed are not the first of the "
@@ -251,7 +257,9 @@ class StreamWriter:
                     }
                 )
 
-    def _new_deltas(self, message: Message, *, whole: bool = False) -> Iterator[dict[str, Any]]:
+    def _new_deltas(
+        self, message: Message, *, whole: bool = False
+    ) -> Iterator[dict[str, Any]]:
         wire = to_wire(message, reasoning=True)
         for key, sent in self._sent.items():
             text = wire.get(key) or ""

@@ -23,7 +23,11 @@ from agentrl.algorithms.records import (
     PairLoss,
     TokenLoss,
 )
-from agentrl.algorithms.settings.base import AlgorithmSettings, RewardModelSettings, SFTSettings
+from agentrl.algorithms.settings.base import (
+    AlgorithmSettings,
+    RewardModelSettings,
+    SFTSettings,
+)
 from agentrl.algorithms.settings.policy_gradient import (
     CISPOSettings,
     DAPOSettings,
@@ -149,7 +153,8 @@ def build_algorithm(
         check_takes(own, reference, broken, takes, *names)
         made = _with_own(made, part, UserFunction(own, returns, broken, reference))
     named = {
-        part: f"{type(checked).__name__}.{part}={own!r}" for part, own in checked.replaced.items()
+        part: f"{type(checked).__name__}.{part}={own!r}"
+        for part, own in checked.replaced.items()
     }
     return replace(made, sources=named)
 

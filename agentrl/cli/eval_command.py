@@ -91,7 +91,9 @@ def eval_command(
         from agentrl.run.policy_source import named_policy
         from agentrl.run.trainer import Trainer
 
-        with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:
+        with Trainer(
+            named_policy(model, config, overrides, command="agentrl eval")
+        ) as trainer:
             results = trainer.evaluate_sets(only, samples=samples, greedy=False)
         check_some_finished([t for result in results for t in result.trajectories])
         evaluated = _by_source(results)
@@ -111,7 +113,9 @@ def _by_source(results: Sequence[Evaluation]) -> list[EvaluatedTask]:
         result.name: {trajectory.task.data_source for trajectory in result.trajectories}
         for result in results
     }
-    shared = {source for source, count in Counter(chain(*sources.values())).items() if count > 1}
+    shared = {
+        source for source, count in Counter(chain(*sources.values())).items() if count > 1
+    }
     evaluated = []
     for result in results:
         for entry in evaluated_tasks(result.trajectories):
@@ -133,7 +137,8 @@ def _report(evaluated: Sequence[EvaluatedTask], *, as_json: bool) -> None:
     failed = sum(score is None for entry in evaluated for score in entry.scores)
     if as_json:
         sources = {
-            name: {key: asdict(value) for key, value in own.items()} for name, own in report.items()
+            name: {key: asdict(value) for key, value in own.items()}
+            for name, own in report.items()
         }
         print_json({"sources": sources, "failed_samples": failed})
         return

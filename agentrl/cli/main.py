@@ -77,7 +77,9 @@ _serve.command(
 )
 app.command(_serve)
 
-_export = App(name="export", help="Write what a run holds for those who do not have the run.")
+_export = App(
+    name="export", help="Write what a run holds for those who do not have the run."
+)
 _export.command(
     "agentrl.cli.view_command:export_html_command",
     name="html",
@@ -102,7 +104,10 @@ def run(tokens: Sequence[str]) -> int:
     try:
         with warnings_on(lambda text: _tell(f"! {text}")):
             code = app(
-                list(tokens), exit_on_error=False, print_error=False, result_action="return_value"
+                list(tokens),
+                exit_on_error=False,
+                print_error=False,
+                result_action="return_value",
             )
         sys.stdout.flush()
     except CycloptsError as error:
@@ -114,7 +119,9 @@ def run(tokens: Sequence[str]) -> int:
         from agentrl.types.user_code.place import described
         from agentrl.types.user_code.wall import EXIT_CODE
 
-        failed = AgentRLError(f"your code raised {described(error)}; let it return or raise")
+        failed = AgentRLError(
+            f"your code raised {described(error)}; let it return or raise"
+        )
         failed.exit_code = EXIT_CODE
         return _fail(failed)
     except KeyboardInterrupt as error:
@@ -147,7 +154,9 @@ def _fail(error: Exception) -> int:
         else:
             traceback.print_exception(error)
     _tell(f"error: {text}")
-    ours = [n for n in getattr(error, "__notes__", ()) if n.startswith((IN_LOG, CHECKPOINT))]
+    ours = [
+        n for n in getattr(error, "__notes__", ()) if n.startswith((IN_LOG, CHECKPOINT))
+    ]
     for note in ours:
         say(note, whole=True, file=sys.stderr)
     return error.exit_code if isinstance(error, AgentRLError) else 1

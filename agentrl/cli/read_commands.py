@@ -27,7 +27,11 @@ from agentrl.cli.views.diff_text import print_diff
 from agentrl.cli.views.run_overview import overview, print_overview
 from agentrl.cli.views.tail_lines import RunTail, print_entry
 from agentrl.cli.views.top_text import RunTop, print_top
-from agentrl.cli.views.trajectory_text import print_trajectory, token_text_of, trajectory_json
+from agentrl.cli.views.trajectory_text import (
+    print_trajectory,
+    token_text_of,
+    trajectory_json,
+)
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.viewer.analysis.side_by_side import turn_diff
 from agentrl.viewer.analysis.stored_rows import add_texts
@@ -82,7 +86,9 @@ def ls_command(
     # so that a fault is named by its place in what was typed
     parse_query(query)
     asked = {"step": step, "label": label, "task": task, "status": status}
-    terms = [f"{name}:{quoted(str(value))}" for name, value in asked.items() if value is not None]
+    terms = [
+        f"{name}:{quoted(str(value))}" for name, value in asked.items() if value is not None
+    ]
     whole = " ".join([*terms, f"({query})" if query.strip() else ""])
     directory = RunDirectory.open(run)
     with RunIndex(directory) as index:

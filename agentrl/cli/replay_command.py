@@ -49,12 +49,24 @@ def print_report(result: Mapping[str, Any]) -> None:
         say(f"and {len(odd) - _SHOWN} more that are not the same (--json has all)")
     if odd:
         say()
-    columns = ("environment", "episodes", "same", "differ", "failed", "deterministic", "first seen")
+    columns = (
+        "environment",
+        "episodes",
+        "same",
+        "differ",
+        "failed",
+        "deterministic",
+        "first seen",
+    )
     rows = [
         (
             one["environment"],
             *(one[name] for name in ("episodes", "same", "differs", "failed")),
-            "yes" if one["same"] == one["episodes"] else "no" if one["differs"] else "unknown",
+            "yes"
+            if one["same"] == one["episodes"]
+            else "no"
+            if one["differs"]
+            else "unknown",
             ", ".join(f"{what} {count}" for what, count in one["first"].items()) or None,
         )
         for one in result["environments"]

@@ -80,7 +80,9 @@ def serve_policy_command(
 def _announce(model: Path, url: str, token: str) -> None:
     say(f"serving {model} at {url} (POST {url}/episodes opens an episode)")
     if token:
-        say(f"its token, for Authorization: Bearer TOKEN or an OpenAI client's api_key: {token}")
+        say(
+            f"its token, for Authorization: Bearer TOKEN or an OpenAI client's api_key: {token}"
+        )
 
 
 def serve_search_command(
@@ -121,7 +123,9 @@ def serve_search_command(
     from agentrl.tools.search.service import search_app, serve_search
 
     index = load_index(documents, ".", None if index_dir is None else str(index_dir))
-    app = search_app(index, top_k=top_k, cached=cached, hosts=(*own_hosts(host), *allow_host))
+    app = search_app(
+        index, top_k=top_k, cached=cached, hosts=(*own_hosts(host), *allow_host)
+    )
     size = getattr(index, "__len__", None)
     found = f"{size()} documents of " if size is not None else ""
     serve_search(

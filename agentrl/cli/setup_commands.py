@@ -30,7 +30,9 @@ def init_command(folder: Path, /) -> None:
         Where; a file that is there already is never written over.
     """
     templates = files("agentrl.cli") / "project"
-    texts = {name: (templates / f"{name}.txt").read_text(encoding="utf-8") for name in _FILES}
+    texts = {
+        name: (templates / f"{name}.txt").read_text(encoding="utf-8") for name in _FILES
+    }
     try:
         there = [name for name in _FILES if (folder / name).exists()]
         if there:
@@ -55,7 +57,9 @@ _PACKAGES = ("agentrl", "torch", "ray", "transformers", "tokenizers")
 
 def doctor_command(
     *,
-    prepare: Annotated[Sequence[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    prepare: Annotated[
+        Sequence[str] | None, Parameter(consume_multiple=True, negative="")
+    ] = None,
     reap: Annotated[bool, Parameter(negative="")] = False,
     cluster: str | None = None,
 ) -> None:
@@ -228,5 +232,8 @@ def install_command(
     state = "ready" if made else "there already"
     say(f"{environment.product} {environment.version} is {state}: {python}")
     if folder is not None:
-        settings = f"rollout.engine={engine}", f"rollout.{environment.engine}.python={python}"
+        settings = (
+            f"rollout.engine={engine}",
+            f"rollout.{environment.engine}.python={python}",
+        )
         say(f"use it with {shlex.join(settings)}", whole=True)

@@ -87,7 +87,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def say(
-    text: str = "", *, hang: int | None = None, whole: bool = False, file: IO[str] | None = None
+    text: str = "",
+    *,
+    hang: int | None = None,
+    whole: bool = False,
+    file: IO[str] | None = None,
 ) -> None:
     """Print text for people, made printable: on a terminal in lines that fit it.
 
@@ -113,9 +117,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """
     cells = [[_cell(value) for value in row] for row in rows]
     indices = range(len(columns))
-    numeric = [bool(cells) and all(line[index].numeric for line in cells) for index in indices]
+    numeric = [
+        bool(cells) and all(line[index].numeric for line in cells) for index in indices
+    ]
     out = console()
-    room = [max((line[index].text.cell_len for line in cells), default=0) for index in indices]
+    room = [
+        max((line[index].text.cell_len for line in cells), default=0) for index in indices
+    ]
     fitting = _fitting(columns, room, numeric, out.width)
     left_out = columns[fitting:]
     room = room[:fitting]
@@ -203,7 +211,8 @@ def _cell(value: Any) -> _Cell:
         small = 0 < abs(value) < 5e-4
         text = f"{value:.2e}" if small else f"{value:.3f}"
     return _Cell(
-        Text(printable(text).replace("\n", "⏎")), value is None or isinstance(value, int | float)
+        Text(printable(text).replace("\n", "⏎")),
+        value is None or isinstance(value, int | float),
     )
 
 
@@ -219,7 +228,9 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 
 def _json(value: Mapping[str, Any] | Sequence[Any], indent: int | None = None) -> str:
     # JSON has no NaN and no infinity: a second reading turns both into null.
-    plain = json.dumps(value, default=lambda it: dict(it) if isinstance(it, Mapping) else str(it))
+    plain = json.dumps(
+        value, default=lambda it: dict(it) if isinstance(it, Mapping) else str(it)
+    )
     finite = json.loads(plain, parse_constant=lambda _: None)
     spelled = "utf" not in (sys.stdout.encoding or "utf-8").lower()
     return printable_json(json.dumps(finite, indent=indent, ensure_ascii=spelled))

@@ -148,8 +148,14 @@ def rollout_command(
 
     alone = named_policy(model, config, overrides, command="agentrl rollout")
     folder = out or Path(f"{alone.run.dir}-rollouts")
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(), transient=True, redirect_stdout=False) as progress:
+    columns = (
+        *Progress.get_default_columns()[:2],
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console(), transient=True, redirect_stdout=False
+    ) as progress:
         bar = progress.add_task("groups", total=None)
         collected = collect(
             alone,
@@ -184,7 +190,9 @@ def _report(collected: Sequence[TrajectorySummary]) -> None:
     print_table(_COLUMNS, [_row(name, own) for name, own in sorted(sources.items())])
 
 
-def _row(name: str, own: Sequence[TrajectorySummary]) -> tuple[str | int | float | None, ...]:
+def _row(
+    name: str, own: Sequence[TrajectorySummary]
+) -> tuple[str | int | float | None, ...]:
     statuses = Counter(summary.status for summary in own)
     finished = [
         (summary.reward, summary.num_turns, summary.num_policy_tokens)

@@ -60,7 +60,9 @@ def try_command(
     from agentrl.run.rehearsal.tool_trial import try_tool
 
     if task is not None and config is None:
-        raise ConfigError("--task names a task of a configuration's data; add --config FILE")
+        raise ConfigError(
+            "--task names a task of a configuration's data; add --config FILE"
+        )
     loaded = None if config is None else load_config(config)
     stage = None if loaded is None else played_stage(loaded)
     trial = asyncio.run(

@@ -54,7 +54,9 @@ def view_command(
         Open a browser where there is a desktop.
     """
     if demo and source is not None:
-        raise ConfigError(f"--demo shows its own run, so name none beside it, got {str(source)!r}")
+        raise ConfigError(
+            f"--demo shows its own run, so name none beside it, got {str(source)!r}"
+        )
     # Arrow's own pool keeps what each thread has read: some 50 MB over a large run
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     if demo:
@@ -164,5 +166,9 @@ def export_model_command(
     from agentrl.training.fsdp.checkpoint_export import export_checkpoint
 
     found = find_checkpoint(RunDirectory.open(run), stage=stage, step=step)
-    size = export_checkpoint(found, to, dtype=dtype, shard_bytes=int(shard_gb * 1e9), merges=merge)
-    say(f"{to}: {found.parent.parent.name}, {found.parent.name}, {size / 1e6:,.1f} MB of weights")
+    size = export_checkpoint(
+        found, to, dtype=dtype, shard_bytes=int(shard_gb * 1e9), merges=merge
+    )
+    say(
+        f"{to}: {found.parent.parent.name}, {found.parent.name}, {size / 1e6:,.1f} MB of weights"
+    )

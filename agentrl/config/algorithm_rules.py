@@ -93,7 +93,11 @@ def _other_model_faults(stage: StageConfig, learner: Traits) -> Iterator[Fault]:
             "reference.path",
         )
     for field, found, asked in (
-        ("algorithm.name", f"={name!r}", needs.critic or learner.learns_from == "preferences"),
+        (
+            "algorithm.name",
+            f"={name!r}",
+            needs.critic or learner.learns_from == "preferences",
+        ),
         ("reward.model", "", stage.reward.model.given),
     ):
         if asked and stage.train.backend == "megatron":
@@ -160,7 +164,12 @@ def idle_faults(stage: StageConfig) -> Iterator[Fault]:
         ),
         ("reference", ("stage", "path"), needs.reference, kl),
         ("data", ("sampler",), stage.plays, "set data.shuffle"),
-        ("train", ("router_replay",), stage.plays, "choose one that trains what a sampler wrote"),
+        (
+            "train",
+            ("router_replay",),
+            stage.plays,
+            "choose one that trains what a sampler wrote",
+        ),
         ("eval", ("sets",), not imitates, "evaluate the trained model by `agentrl eval`"),
     ):
         own = getattr(stage, section)

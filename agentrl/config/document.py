@@ -66,11 +66,15 @@ class ConfigDocument:
     def raise_problems(self) -> None:
         """Raises one ConfigError that lists every distinct problem, if there is any."""
         ordered = sorted(self.problems, key=lambda problem: problem[0].position)
-        lines = list(dict.fromkeys(f"{origin.text}: {message}" for origin, message in ordered))
+        lines = list(
+            dict.fromkeys(f"{origin.text}: {message}" for origin, message in ordered)
+        )
         if len(lines) == 1:
             raise ConfigError(lines[0])
         if lines:
-            raise ConfigError("\n  ".join([f"{len(lines)} problems in the configuration:", *lines]))
+            raise ConfigError(
+                "\n  ".join([f"{len(lines)} problems in the configuration:", *lines])
+            )
 
 
 def value_at(tree: Any, key: Sequence[str | int]) -> Any:
@@ -115,7 +119,10 @@ def _keys_within(key: Key, value: Any) -> Iterator[Key]:
 def stage_roots(tree: Mapping[str, Any]) -> list[Key]:
     """The keys under which settings stand: the top, and every stage."""
     stages = tree.get("stages")
-    return [(), *(("stages", i) for i in range(len(stages) if isinstance(stages, list) else 0))]
+    return [
+        (),
+        *(("stages", i) for i in range(len(stages) if isinstance(stages, list) else 0)),
+    ]
 
 
 def parse_document(text: str, name: str) -> ConfigDocument:
@@ -183,7 +190,8 @@ class _File:
         """The plain value of a node, whose places and problems go into the document."""
         if id(node) in self._open:
             self.document.broken(
-                self._origin(node), f"{dotted(key)} must not stand within itself; write it out"
+                self._origin(node),
+                f"{dotted(key)} must not stand within itself; write it out",
             )
             return None
         self._open.add(id(node))

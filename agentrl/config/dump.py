@@ -64,7 +64,9 @@ def to_yaml(
     return stream.getvalue()
 
 
-def flat_settings(config: RunConfig, stages: Sequence[StageConfig]) -> dict[str, Mapping[str, Any]]:
+def flat_settings(
+    config: RunConfig, stages: Sequence[StageConfig]
+) -> dict[str, Mapping[str, Any]]:
     """The settings of the whole run, under no name, and of each stage, by dotted key."""
     shared = config.model_dump(include=set(SHARED_SECTIONS))
     own = {
@@ -73,7 +75,8 @@ def flat_settings(config: RunConfig, stages: Sequence[StageConfig]) -> dict[str,
     }
     trees = {"": shared, **own}
     return {
-        name: {".".join(key): value for key, value in flat(tree)} for name, tree in trees.items()
+        name: {".".join(key): value for key, value in flat(tree)}
+        for name, tree in trees.items()
     }
 
 
@@ -102,7 +105,8 @@ def _commented(
             continue
         if _of_mappings(value):
             commented[name] = [
-                _commented(entry, (*inner, i), stage, origin) for i, entry in enumerate(value)
+                _commented(entry, (*inner, i), stage, origin)
+                for i, entry in enumerate(value)
             ]
             continue
         commented[name] = _flow(value)

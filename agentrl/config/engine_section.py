@@ -38,7 +38,9 @@ def engine_section_faults(stage: StageConfig) -> Iterator[Fault]:
         yield from section_faults(error, kind, StageConfig, ("rollout", section))
     for name in extras.keys() - {section}:
         near = meant(RolloutConfig, (name,), StageConfig, ("rollout",))
-        yield with_our_name(Fault((("rollout", name),), f"unknown key {{key}}{near}", extras[name]))
+        yield with_our_name(
+            Fault((("rollout", name),), f"unknown key {{key}}{near}", extras[name])
+        )
 
 
 def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
@@ -82,7 +84,11 @@ def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     most = traits.max_owners
     if most is not None and stage.num_hosts > most:
         owner = stage.hosts_setting
-        given = f"rollout.{spec.section}.urls" if getattr(spec, "urls", ()) else "rollout.engine"
+        given = (
+            f"rollout.{spec.section}.urls"
+            if getattr(spec, "urls", ())
+            else "rollout.engine"
+        )
         yield fault(
             f"{given} needs {owner} of at most {most} (the engine has one owner, and each of these "
             f"processes plays episodes), got {stage.num_hosts}; let them start servers of their "
@@ -155,7 +161,9 @@ def _worker_gpu_faults(
     if own.device != "cuda" and pool.gpus is None:
         return
     section = f"rollout.{spec.section}"
-    what = f"{section}.num_servers * {section}.tp_size" if traits.ranks_a_server else section
+    what = (
+        f"{section}.num_servers * {section}.tp_size" if traits.ranks_a_server else section
+    )
     if own.workers_share:
         if needed > 1:
             yield fault(

@@ -155,7 +155,9 @@ def with_our_name(fault: Fault) -> Fault:
     leaf = key.rpartition(".")[2]
     if not fault.message.startswith("unknown key"):
         return fault
-    if known := [f"{one} is {VERL[one]}" for one in _leaves(key, fault.value) if one in VERL]:
+    if known := [
+        f"{one} is {VERL[one]}" for one in _leaves(key, fault.value) if one in VERL
+    ]:
         theirs = f"verl's {', '.join(known)} here (docs/coming-from-verl.md)"
     elif leaf in TRL:
         theirs = f"TRL's {leaf} is {TRL[leaf]} here (docs/coming-from-trl.md)"

@@ -18,7 +18,11 @@ _FIELD = re.compile(r"\b([A-Z]\w+)\.([a-z]\w*)\b")
 
 
 # Classes that are made of one section, whose fields have the section's names.
-_MADE_OF: Mapping[str, str] = {"EnginePlace": "rollout", "RendererSpec": "model", "ToolEnv": "env"}
+_MADE_OF: Mapping[str, str] = {
+    "EnginePlace": "rollout",
+    "RendererSpec": "model",
+    "ToolEnv": "env",
+}
 
 # Fields with another name than their setting, or of another section.
 _DERIVED: Mapping[str, str] = {
@@ -72,10 +76,16 @@ def _prefixes() -> Mapping[str, str]:
     """Where each section's fields are, by the name of its class."""
     prefixes = dict(_MADE_OF)
     prefixes |= {section.__name__: key for key, section in sections_within(RunConfig)}
-    kinds: list[type[Section]] = [AlgorithmSettings, *(row.settings for row in ALGORITHMS.values())]
+    kinds: list[type[Section]] = [
+        AlgorithmSettings,
+        *(row.settings for row in ALGORITHMS.values()),
+    ]
     for kind in kinds:
         prefixes[kind.__name__] = "algorithm"
         prefixes |= {s.__name__: f"algorithm.{key}" for key, s in sections_within(kind)}
-    samplers: list[type[Section]] = [SamplerSettings, *(row.settings for row in SAMPLERS.values())]
+    samplers: list[type[Section]] = [
+        SamplerSettings,
+        *(row.settings for row in SAMPLERS.values()),
+    ]
     prefixes |= {kind.__name__: "data.sampler" for kind in samplers}
     return prefixes

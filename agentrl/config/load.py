@@ -115,7 +115,9 @@ def load_with_origins(
         name = folder.name if path.stem == "config" else path.stem
     expand_short_forms(document)
     of_a_run = bool(
-        path and path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file()
+        path
+        and path.name.startswith("config.resolved.")
+        and (path.parent / "run.json").is_file()
     )
     if of_a_run:
         try:
@@ -128,7 +130,9 @@ def load_with_origins(
     document.raise_problems()
     assert config is not None, "what cannot be made has a problem"
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
-    run = config.run.replace(dir=config.run.dir or str(Path("runs", name)), base_dir=base_dir)
+    run = config.run.replace(
+        dir=config.run.dir or str(Path("runs", name)), base_dir=base_dir
+    )
     return LoadedConfig(config.replace(run=run), document)
 
 
@@ -149,7 +153,9 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; name the configuration file in it") from None
+        raise ConfigError(
+            f"{path} is a folder; name the configuration file in it"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
 
@@ -165,11 +171,16 @@ def _check(
     top: RunConfig | None
     top, top_faults = _validate(RunConfig, tree)
     stages = tree.get("stages") or []
-    of_tables = isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)
+    of_tables = isinstance(stages, list) and all(
+        isinstance(stage, dict) for stage in stages
+    )
     if top is not None:
         sections = [one.get("roles") for one in (tree, *(stages if of_tables else ()))]
         roles = {name for one in sections if isinstance(one, dict) for name in one}
-        top_faults += [*run_faults(top, trains=trains), *placement_faults(top.placement, roles)]
+        top_faults += [
+            *run_faults(top, trains=trains),
+            *placement_faults(top.placement, roles),
+        ]
         folder /= top.run.base_dir or "."
     _tell(document, top_faults)
     if not of_tables:
@@ -251,11 +262,15 @@ def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fau
 def _touches(fault: Fault, broken: list[Key]) -> bool:
     """Whether a rule reads a value that is faulty itself: what it says would only confuse."""
     return any(
-        key[: len(bad)] == bad or bad[: len(key)] == key for key in fault.keys for bad in broken
+        key[: len(bad)] == bad or bad[: len(key)] == key
+        for key in fault.keys
+        for bad in broken
     )
 
 
-def _tell(document: ConfigDocument, faults: Iterable[Fault], stage: int | None = None) -> None:
+def _tell(
+    document: ConfigDocument, faults: Iterable[Fault], stage: int | None = None
+) -> None:
     """Adds each fault at the place of the innermost written key that it is about."""
     for fault in faults:
         document.broken(*_told(document, fault, stage))

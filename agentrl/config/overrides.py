@@ -23,7 +23,9 @@ from agentrl.errors import did_you_mean
 from agentrl.types.section import Key
 
 
-def apply_overrides(document: ConfigDocument, overrides: Sequence[str] | Mapping[str, Any]) -> None:
+def apply_overrides(
+    document: ConfigDocument, overrides: Sequence[str] | Mapping[str, Any]
+) -> None:
     """Lays ``overrides`` over ``document`` in order; later ones win.
 
     Args:

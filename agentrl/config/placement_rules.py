@@ -100,7 +100,12 @@ def _inline_faults(placement: PlacementConfig) -> Iterator[Fault]:
 
 
 def _worker_faults(placement: PlacementConfig) -> Iterator[Fault]:
-    for name in {"CPU", "GPU", "memory", "object_store_memory"} & placement.worker_resources.keys():
+    for name in {
+        "CPU",
+        "GPU",
+        "memory",
+        "object_store_memory",
+    } & placement.worker_resources.keys():
         yield fault(
             f"placement.worker_resources must name custom resources of Ray, got {name!r}, which "
             "Ray hands out itself: a worker gets the CPUs of its pool, and on GPUs as many as its "

@@ -159,7 +159,14 @@ def _megatron_faults(stage: StageConfig) -> Iterator[Fault]:
     train = stage.train
     if train.backend != "megatron" or _is_skipped(stage):
         return
-    named = ("compile", "ep_size", "gradient_checkpointing", "gradient_sync", "offload", "shard")
+    named = (
+        "compile",
+        "ep_size",
+        "gradient_checkpointing",
+        "gradient_sync",
+        "offload",
+        "shard",
+    )
     settings = {f"TrainConfig.{name}": getattr(train, name) for name in (*named, "vision")}
     yield from broken_by(
         check_megatron,

@@ -180,7 +180,9 @@ class StageConfig(_StageSections, _RunSections):
         """
         own = self.algorithm
         spec = build_algorithm(own.name, own.settings, base_dir=self.base_dir)
-        return spec.for_updates(self.train.updates_per_batch, single=self.updates_are_on_policy)
+        return spec.for_updates(
+            self.train.updates_per_batch, single=self.updates_are_on_policy
+        )
 
     @property
     def others(self) -> dict[str, CriticConfig | ReferenceConfig | RoleConfig]:

@@ -194,7 +194,10 @@ class PlacementConfig(PoolConfig):
     def rank_pools(self) -> dict[str, PoolConfig]:
         """The pools that hold roles, by name."""
         used = set(self.roles.values())
-        return {MAIN_POOL: self, **{name: own for name, own in self.pools.items() if name in used}}
+        return {
+            MAIN_POOL: self,
+            **{name: own for name, own in self.pools.items() if name in used},
+        }
 
     def pool_of(self, role: str) -> str:
         """The name of the pool that holds ``role``."""
@@ -297,7 +300,9 @@ class ModelConfig(Section):
     """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or
     ``module:function``.
     """
-    build_args: Annotated[Arguments, ActsWith("build", but=(None,))] = Field(default_factory=dict)
+    build_args: Annotated[Arguments, ActsWith("build", but=(None,))] = Field(
+        default_factory=dict
+    )
     """Keyword arguments of ``build``."""
     dtype: Dtype | None = None
     """Of the weights and the arithmetic; by default bfloat16 on CUDA, float32 on a CPU and with
@@ -401,7 +406,9 @@ def _as_sources(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
     return tuple(
-        entry if isinstance(entry, DataSourceConfig) else DataSourceConfig.check_as(entry, n)
+        entry
+        if isinstance(entry, DataSourceConfig)
+        else DataSourceConfig.check_as(entry, n)
         for n, entry in enumerate(value)
     )
 
@@ -437,16 +444,20 @@ class DataConfig(Section):
     def _check_sources(self) -> Self:
         if self.shard is not None and not _SHARD.fullmatch(self.shard):
             raise self.broken(
-                "shard", f" must be K/N with K from 0 to N - 1, such as 0/4, got {self.shard!r}"
+                "shard",
+                f" must be K/N with K from 0 to N - 1, such as 0/4, got {self.shard!r}",
             )
         if self.part[0] >= self.part[1]:
             raise self.broken("shard", f" must be K/N with K below N, got {self.shard!r}")
         if isinstance(self.train, tuple):
             if not self.train:
-                raise self.broken("train", " must name at least one source, got []; name one")
+                raise self.broken(
+                    "train", " must name at least one source, got []; name one"
+                )
             if self.args:
                 raise self.broken(
-                    "args", " belongs to a data.train of one source; give each source its own args"
+                    "args",
+                    " belongs to a data.train of one source; give each source its own args",
                 )
             names = [source.name or source.data for source in self.train]
             twice = next((name for name in names if names.count(name) > 1), None)
@@ -467,7 +478,9 @@ class DataConfig(Section):
     @property
     def weighed(self) -> bool:
         """Whether sources have weights."""
-        return isinstance(self.train, tuple) and any(s.weight is not None for s in self.train)
+        return isinstance(self.train, tuple) and any(
+            s.weight is not None for s in self.train
+        )
 
 
 class EnvConfig(Section):
@@ -478,11 +491,15 @@ class EnvConfig(Section):
     ToolEnv. It is given ``tools``, ``resources``, ``system_prompt`` and
     ``describe_tools_in_prompt`` where it has parameters of these names, as a subclass of ToolEnv
     has."""
-    args: Annotated[Arguments, ActsWith("entry_point", but=(None,))] = Field(default_factory=dict)
+    args: Annotated[Arguments, ActsWith("entry_point", but=(None,))] = Field(
+        default_factory=dict
+    )
     """Keyword arguments of ``entry_point``."""
     tools: Annotated[Listed[ToolReference], _OF_AN_ENV] = ()
     """Tools on offer in every episode."""
-    resources: Annotated[dict[str, ResourceReference], _OF_AN_ENV] = Field(default_factory=dict)
+    resources: Annotated[dict[str, ResourceReference], _OF_AN_ENV] = Field(
+        default_factory=dict
+    )
     """What tools share over all episodes of a process, by name: a client, an index, a database.
     Tools get it by a parameter of that name (docs/tools.md)."""
     mcp: Annotated[dict[str, McpServerSpec], _OF_AN_ENV] = Field(default_factory=dict)
@@ -506,13 +523,15 @@ class EnvConfig(Section):
     """An agent's own program and its arguments instead of an environment: run once an episode in
     the file's folder, it asks the policy at OPENAI_BASE_URL or ANTHROPIC_BASE_URL
     (docs/policy-server.md)."""
-    agent_keys: Annotated[Literal["noted", "strict"], ActsWith("agent_command", but=((),))] = (
-        "noted"
-    )
+    agent_keys: Annotated[
+        Literal["noted", "strict"], ActsWith("agent_command", but=((),))
+    ] = "noted"
     """What becomes of keys and types of tools in the agent's requests that nobody here knows:
     ``noted`` leaves them out and names them in the turn's ``info``, ``strict`` refuses the
     request."""
-    history: Annotated[Literal["strict", "loose"], ActsWith("agent_command", but=((),))] = "strict"
+    history: Annotated[Literal["strict", "loose"], ActsWith("agent_command", but=((),))] = (
+        "strict"
+    )
     """Which messages of the agent's requests repeat a turn: ``strict`` takes those that are equal,
     ``loose`` also those that differ in white space, reminders, emptied thoughts or the spelling of
     numbers, whose tokens stay those that were sampled (docs/policy-server.md)."""

@@ -46,7 +46,10 @@ def merge(base: Any, patch: Any) -> Any:
         return patch
     return {
         **base,
-        **{key: merge(base[key], value) if key in base else value for key, value in patch.items()},
+        **{
+            key: merge(base[key], value) if key in base else value
+            for key, value in patch.items()
+        },
     }
 
 

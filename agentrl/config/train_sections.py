@@ -44,20 +44,30 @@ class RolloutConfig(EpisodeSettings):
     """``torch`` in process, ``sglang`` or ``vllm`` servers, ``openai``-compatible servers (never
     trained), or ``module:name`` of an engine's specification, whose section has the name that it
     says."""
-    torch: Annotated[TorchEngineSpec, ActsWith("engine", only=("torch",))] = TorchEngineSpec()
-    sglang: Annotated[SGLangEngineSpec, ActsWith("engine", only=("sglang",))] = SGLangEngineSpec()
+    torch: Annotated[TorchEngineSpec, ActsWith("engine", only=("torch",))] = (
+        TorchEngineSpec()
+    )
+    sglang: Annotated[SGLangEngineSpec, ActsWith("engine", only=("sglang",))] = (
+        SGLangEngineSpec()
+    )
     vllm: Annotated[VLLMEngineSpec, ActsWith("engine", only=("vllm",))] = VLLMEngineSpec()
-    openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = OpenAIEngineSpec()
+    openai: Annotated[OpenAIEngineSpec, ActsWith("engine", only=("openai",))] = (
+        OpenAIEngineSpec()
+    )
     schedule: Literal["sync", "one_step_off", "async"] = "sync"
     """``sync``: every batch is played by the weights that it trains; ``one_step_off``: the next
     batch is played while one is trained; ``async``: as far ahead as ``max_staleness`` allows,
     episodes run through a publish."""
-    max_staleness: Natural = Field(default_factory=lambda data: int(data["schedule"] != "sync"))
+    max_staleness: Natural = Field(
+        default_factory=lambda data: int(data["schedule"] != "sync")
+    )
     """Published versions that a trained token may lie behind; by default 1, or 0 with
     ``schedule: sync``.
     """
     pause_mode: Annotated[Literal["drain", "retract", "in_place"], _AHEAD] = Field(
-        default_factory=lambda data: "drain" if data["schedule"] == "one_step_off" else "retract"
+        default_factory=lambda data: (
+            "drain" if data["schedule"] == "one_step_off" else "retract"
+        )
     )
     """Model calls in flight when weights are published: ``drain`` lets them end, ``retract``
     interrupts them, and they go on with their KV recomputed; ``in_place`` keeps the old KV, where

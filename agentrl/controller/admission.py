@@ -113,7 +113,9 @@ class Backlog:
         self.saved = {group.group_index: group for group in self.restored.running}
         """The states of draws to play again that were saved."""
         # those with a state first: their tokens are the oldest
-        self.again = sorted(self.restored.outstanding, key=lambda draw: draw not in self.saved)
+        self.again = sorted(
+            self.restored.outstanding, key=lambda draw: draw not in self.saved
+        )
         """Draws to issue before new ones."""
         self.next_group_index = self.restored.next_group_index
         self.running: dict[int, Mapping[str, int]] = {}
@@ -184,7 +186,9 @@ class Backlog:
         self.next_group_index = max(self.next_group_index, draw + 1)
         return draw, again
 
-    def run(self, draw: int, policy: str, versions: Mapping[str, int] | None = None) -> None:
+    def run(
+        self, draw: int, policy: str, versions: Mapping[str, int] | None = None
+    ) -> None:
         """A draw was issued, to train ``policy``; its oldest tokens may be of ``versions``, by
         default of those that are served."""
         self.running[draw] = versions or {policy: self._versions[policy]}
@@ -211,7 +215,9 @@ class Backlog:
                 "that it was not sent: each must have one owner",
                 retryable=False,
             )
-        waiting = _Waiting(group, min(versions, default=math.inf), max(versions, default=math.inf))
+        waiting = _Waiting(
+            group, min(versions, default=math.inf), max(versions, default=math.inf)
+        )
         kept = not self._too_old(waiting)
         if kept:
             self._waiting.append(waiting)
@@ -306,7 +312,9 @@ class Backlog:
         return _slack(own, self._versions, self._max_staleness) < 0
 
 
-def _slack(oldest: Mapping[str, float], served: Mapping[str, int], max_staleness: int) -> float:
+def _slack(
+    oldest: Mapping[str, float], served: Mapping[str, int], max_staleness: int
+) -> float:
     """Versions that may be published until a group must have been taken; below 0 it is too late.
 
     Args:

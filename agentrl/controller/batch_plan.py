@@ -64,7 +64,9 @@ class PlannedBatch:
         batch = self.batch
         owners = np.repeat(batch.trajectory, batch.lengths)
         if batch.advantages is not None:
-            teaches = np.bincount(owners[batch.advantages != 0], minlength=batch.num_trajectories)
+            teaches = np.bincount(
+                owners[batch.advantages != 0], minlength=batch.num_trajectories
+            )
         else:
             of_turns = batch.turn_trajectory[batch.turn_credit != 0]
             teaches = np.bincount(of_turns, minlength=batch.num_trajectories)

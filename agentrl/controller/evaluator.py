@@ -124,9 +124,13 @@ class RolloutEvaluator:
             )
             for group_index, task in enumerate(item.tasks)
         ]
-        return [t for outcome in self.roll_out(requests) for t in outcome.group.trajectories]
+        return [
+            t for outcome in self.roll_out(requests) for t in outcome.group.trajectories
+        ]
 
 
 def _accuracy(trajectories: Sequence[Trajectory]) -> float | None:
-    finished = [correctness(t) for t in trajectories if t.status.finished and t.reward is not None]
+    finished = [
+        correctness(t) for t in trajectories if t.status.finished and t.reward is not None
+    ]
     return sum(finished) / len(finished) if finished else None

@@ -83,7 +83,9 @@ def check_some_finished(episodes: Sequence[Trajectory]) -> None:
     causes = failure_causes(episodes)
     if causes and not any(trajectory.status.finished for trajectory in episodes):
         kind = causes[0].episodes[0].status
-        raise causes[0].error(f"every one of the {len(episodes)} episodes failed, as {kind}")
+        raise causes[0].error(
+            f"every one of the {len(episodes)} episodes failed, as {kind}"
+        )
 
 
 def check_failures(episodes: Sequence[Trajectory], stage: StageConfig, step: int) -> None:

@@ -36,7 +36,9 @@ def comparable(algorithm: AlgorithmSpec, group: TrajectoryGroup) -> FilterResult
         return FilterResult(False, "no_baseline")
     result = algorithm.keep_group(summary_of(group))
     return (
-        replace(result, keep=True) if result.credit_alone and _is_read(algorithm, group) else result
+        replace(result, keep=True)
+        if result.credit_alone and _is_read(algorithm, group)
+        else result
     )
 
 
@@ -115,10 +117,14 @@ def rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:
         baseline=_baselines(groups),
         num_tokens=_num_tokens(finished),
         truncated=_truncated(finished),
-        turn_trajectory=np.repeat(np.arange(len(finished)), [len(one.turns) for one in finished]),
+        turn_trajectory=np.repeat(
+            np.arange(len(finished)), [len(one.turns) for one in finished]
+        ),
         turn_reward=_float64([sum(turn.rewards.values()) for _, turn in turns]),
         # A state key is 16 hexadecimal digits, which 64 bits hold exactly.
-        state_key=np.asarray([int(turn.state_key or "0", 16) for _, turn in turns], np.uint64),
+        state_key=np.asarray(
+            [int(turn.state_key or "0", 16) for _, turn in turns], np.uint64
+        ),
         parts=_parts(finished),
         seed=seed,
     )
@@ -144,7 +150,9 @@ def checked_credit(credit: Credit, rewards: Rewards, whose: str) -> Credit:
     Raises:
         TrainingError: it is not.
     """
-    _check(f"{whose} for trajectories", credit.trajectory, rewards.reward.size, "trajectory")
+    _check(
+        f"{whose} for trajectories", credit.trajectory, rewards.reward.size, "trajectory"
+    )
     _check(f"{whose} for turns", credit.turn, rewards.turn_trajectory.size, "turn")
     return credit
 
@@ -194,7 +202,10 @@ def _truncated(finished: Sequence[Trajectory]) -> Bools:
 
 def _parts(finished: Sequence[Trajectory]) -> dict[str, F64]:
     names = dict.fromkeys(name for one in finished for name in one.rewards)
-    return {name: _float64([one.rewards.get(name, np.nan) for one in finished]) for name in names}
+    return {
+        name: _float64([one.rewards.get(name, np.nan) for one in finished])
+        for name in names
+    }
 
 
 def _float64(values: Sequence[float | None]) -> F64:

@@ -75,7 +75,9 @@ class Ledger:
         with write_refusals(path):
             self._file: IO[bytes] = path.open("ab")
 
-    def issue(self, policy: str, group_index: int, num_rollouts: int, **detail: object) -> None:
+    def issue(
+        self, policy: str, group_index: int, num_rollouts: int, **detail: object
+    ) -> None:
         """A group is given to a runner; ``policy`` is to be trained by it.
 
         Raises:
@@ -83,7 +85,9 @@ class Ledger:
                 rolled back.
         """
         with self._lock:
-            again = [s for s in range(num_rollouts) if (policy, group_index, s) in self._trained]
+            again = [
+                s for s in range(num_rollouts) if (policy, group_index, s) in self._trained
+            ]
             if again:
                 raise StoreError(
                     f"{self._path}: group {group_index} was trained before (rollouts {again}); "
@@ -213,7 +217,9 @@ class Ledger:
         to = row["to"]
         rollout_indices = row["rollout_indices"]
         if to not in _STATES or not isinstance(rollout_indices, list):
-            raise StoreError(f"{self._path}: row {self.offset} is no ledger row: {shown(row, 200)}")
+            raise StoreError(
+                f"{self._path}: row {self.offset} is no ledger row: {shown(row, 200)}"
+            )
         for rollout_index in rollout_indices:
             key = (row["attempt"], row["policy"], row["group_index"], rollout_index)
             history = self._history.get(key, [])

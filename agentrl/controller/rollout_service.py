@@ -150,8 +150,12 @@ class RolloutService(Schedule):
         for draw, versions in self.playing.items():
             self._issue(MAIN_POLICY, draw, self.stage.rollouts_per_group, resumed=True)
             self._backlog.run(draw, MAIN_POLICY, versions)
-        for group in self.restored.groups:  # those that wait come into this attempt's ledger
-            self._issue(group.policy, group.group_index, len(group.trajectories), resumed=True)
+        for (
+            group
+        ) in self.restored.groups:  # those that wait come into this attempt's ledger
+            self._issue(
+                group.policy, group.group_index, len(group.trajectories), resumed=True
+            )
             self.ledger.enter_ends(group)
             self._keep_or_drop(group)
         self._rates.take()  # the first step begins here
@@ -223,7 +227,9 @@ class RolloutService(Schedule):
         self._served_step = None
         try:
             for policy in sent:
-                self.send_weights(policy, state.versions[policy], self.stage.rollout.pause_mode)
+                self.send_weights(
+                    policy, state.versions[policy], self.stage.rollout.pause_mode
+                )
         except WeightMismatchError:  # the step is kept: its groups are not played again
             self.make_room(state.versions)
             raise
@@ -241,7 +247,9 @@ class RolloutService(Schedule):
     def _note_idle(self) -> None:
         """The rollouts wait for the trainer where nothing is in flight, since the admission has no
         room, and where the engines are paused for new weights."""
-        self._rates.set_idle(self._publishing or not (self._backlog.running or self._evaluating))
+        self._rates.set_idle(
+            self._publishing or not (self._backlog.running or self._evaluating)
+        )
 
     def before_publish(self, versions: Mapping[str, int]) -> None:
         """``versions`` are served next: what runs and could not be trained by them any more is
@@ -294,7 +302,9 @@ class RolloutService(Schedule):
         """The episode that waits longest for one thing, for the end of a message; empty where none
         is known."""
         told = "; {episode} waits for {waits_for} since {s:.0f} s"
-        return "".join(told.format(**one) for one in self.pool.now().get("episodes", [])[:1])
+        return "".join(
+            told.format(**one) for one in self.pool.now().get("episodes", [])[:1]
+        )
 
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         """Rolls out groups that are not trained; no new training episodes are issued meanwhile."""
@@ -306,7 +316,9 @@ class RolloutService(Schedule):
             self.pool.submit(requests)
             try:
                 self._wait(
-                    lambda: len(outcomes) == len(requests), self.wait_s, f"evaluation {label}"
+                    lambda: len(outcomes) == len(requests),
+                    self.wait_s,
+                    f"evaluation {label}",
                 )
             except RankLostError:
                 ended = {group_key(outcome.request) for outcome in outcomes}
@@ -414,7 +426,12 @@ class RolloutService(Schedule):
                 )
 
     def _wait(
-        self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
+        self,
+        ready: Callable[[], bool],
+        deadline_s: float,
+        what: str,
+        *,
+        stoppable: bool = True,
     ) -> None:
         """Waits under the condition; a broken service raises at once, and so does a run that is
         asked to end."""
@@ -436,7 +453,9 @@ class RolloutService(Schedule):
                 self.stop.check()
                 self.on_wait()
             running = len(self._backlog.running)
-            state = f"{running} groups are running, {len(self._backlog.groups)} are buffered"
+            state = (
+                f"{running} groups are running, {len(self._backlog.groups)} are buffered"
+            )
             if self._awake() >= slow:
                 fields = {"event": "slow_wait", "what": what, "running": running}
                 told = state + self._longest()
@@ -489,7 +508,9 @@ class RolloutService(Schedule):
             self.ledger.sync()
             backlog = self._backlog
             going_on = set(backlog.going_on)
-            states = [backlog.saved[draw] for draw in backlog.again if draw in backlog.saved]
+            states = [
+                backlog.saved[draw] for draw in backlog.again if draw in backlog.saved
+            ]
             states += [
                 replace(group, versions=backlog.running[group.group_index])
                 for group in saved
@@ -527,7 +548,10 @@ class RolloutService(Schedule):
                 resumed = len(saved.resumable) if saved else 0
                 restarted = len(saved.lost) if saved else num_rollouts
                 self._counts += Counter(
-                    {"count/resumed_episodes": resumed, "count/restarted_episodes": restarted}
+                    {
+                        "count/resumed_episodes": resumed,
+                        "count/restarted_episodes": restarted,
+                    }
                 )
             self._issue(MAIN_POLICY, draw, num_rollouts, resumed=saved is not None)
             self._backlog.run(draw, MAIN_POLICY, saved.versions if saved else None)
@@ -548,10 +572,14 @@ class RolloutService(Schedule):
             )
         return requests
 
-    def _issue(self, policy: str, group_index: int, num_rollouts: int, *, resumed: bool) -> None:
+    def _issue(
+        self, policy: str, group_index: int, num_rollouts: int, *, resumed: bool
+    ) -> None:
         """Enters a group in the ledger, with what its later rows need not repeat."""
         detail = {"resumed": True} if resumed else {}
-        self.ledger.issue(policy, group_index, num_rollouts, stage=self.stage.name, **detail)
+        self.ledger.issue(
+            policy, group_index, num_rollouts, stage=self.stage.name, **detail
+        )
 
     def _collect(self, timeout_s: float) -> None:
         outcomes = self.pool.collect(timeout_s)
@@ -576,7 +604,9 @@ class RolloutService(Schedule):
             if request.label in self._evaluating:  # else its evaluation was given up
                 self._evaluating[request.label].append(outcome)
             return
-        given_up = {t.status.reason for t in group.trajectories if t.status.kind == "cancelled"}
+        given_up = {
+            t.status.reason for t in group.trajectories if t.status.kind == "cancelled"
+        }
         reason = self._backlog.end(request.group_index) or next(iter(given_up), "cancelled")
         self._note_idle()
         self._rates.add(sum(one.num_policy_tokens for one in group.trajectories))

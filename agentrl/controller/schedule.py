@@ -120,7 +120,8 @@ class DemonstrationSchedule(Schedule):
         first = self.next_group_index
         self.next_group_index += self.batch_groups
         return [
-            self.to_group(next(self.rows), draw) for draw in range(first, self.next_group_index)
+            self.to_group(next(self.rows), draw)
+            for draw in range(first, self.next_group_index)
         ]
 
     def snapshot(self, again: Collection[int] = ()) -> RolloutState:

@@ -101,7 +101,9 @@ class ScoredPool(Closing):
         # This thread moves groups from the pool to here, so none is missed between the two.
         states = self._pool.in_flight()
         with self._changed:
-            waiting = [one for one in self._waiting.values() if one.request.purpose == "train"]
+            waiting = [
+                one for one in self._waiting.values() if one.request.purpose == "train"
+            ]
         return [*states, *map(_ended, waiting)]
 
     def take_failures(self) -> list[Incident]:
@@ -124,7 +126,8 @@ class ScoredPool(Closing):
             self._thread.join(_CLOSE_S)
             if self._thread.is_alive():
                 raise EngineError(
-                    f"the reward model did not answer within {_CLOSE_S:.0f} s", retryable=False
+                    f"the reward model did not answer within {_CLOSE_S:.0f} s",
+                    retryable=False,
                 )
 
     def _patience_s(self, left_s: float) -> float:
@@ -144,7 +147,9 @@ class ScoredPool(Closing):
                 else:
                     self._ready.append(outcome)
             if self._waiting and self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="scoring", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._serve, name="scoring", daemon=True
+                )
                 self._thread.start()
             self._changed.notify_all()
 
@@ -202,7 +207,9 @@ class ScoredPool(Closing):
                     raise
                 error = again
         why = f"got no score: {error}"
-        return replace(outcome, group=outcome.group.with_rewarded(lambda t: failed_score(t, why)))
+        return replace(
+            outcome, group=outcome.group.with_rewarded(lambda t: failed_score(t, why))
+        )
 
 
 def _ended(outcome: GroupOutcome) -> GroupState:

@@ -43,17 +43,25 @@ class SequenceScores:
     @property
     def max_tokens(self) -> int:
         """The longest sequence that can be scored."""
-        return min(self._facts.max_tokens or self.micro_batch_tokens, self.micro_batch_tokens)
+        return min(
+            self._facts.max_tokens or self.micro_batch_tokens, self.micro_batch_tokens
+        )
 
     def of(self, groups: Sequence[TrajectoryGroup]) -> F32:
         """``[J]`` scores of the ``rewarded`` trajectories of ``groups``, in order; they may be not
         finite."""
         batch = _last_sequences(groups)
-        layout = Layout(self.model.group.mesh.dp, self.micro_batch_tokens, self._facts.length_scale)
-        (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout)
+        layout = Layout(
+            self.model.group.mesh.dp, self.micro_batch_tokens, self._facts.length_scale
+        )
+        (plan,) = partition(
+            batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout
+        )
         parts = shards(batch, plan)
         scores = np.full(batch.num_samples, np.nan, dtype=np.float32)
-        for part, found in zip(parts, self.model.call(RewardModel.scores, parts), strict=True):
+        for part, found in zip(
+            parts, self.model.call(RewardModel.scores, parts), strict=True
+        ):
             scores[part.samples] = found
         return scores
 
@@ -76,7 +84,8 @@ def _last_sequences(groups: Sequence[TrajectoryGroup]) -> Batch:
         for group in groups
     ]
     batch = make_batch(
-        plain, credit=np.zeros(sum(len(group.trajectories) for group in plain), dtype=np.float32)
+        plain,
+        credit=np.zeros(sum(len(group.trajectories) for group in plain), dtype=np.float32),
     )
     last = np.zeros(batch.num_trajectories, dtype=np.int64)
     # a later sample of a trajectory goes over an earlier one
@@ -119,7 +128,9 @@ class RewardScorer:
         except RankLostError:
             raise
         except AgentRLError as error:
-            group_indices = ", ".join(str(outcome.request.group_index) for outcome in outcomes)
+            group_indices = ", ".join(
+                str(outcome.request.group_index) for outcome in outcomes
+            )
             raise RewardError(
                 f"the reward model could not score the groups of draws {group_indices}: {error}",
                 retryable=error.retryable,
@@ -130,7 +141,10 @@ class RewardScorer:
         any_rewarded = any(group.rewarded for group in groups)
         scores = iter(self.scores.of(groups).tolist() if any_rewarded else ())
         return [
-            replace(outcome, group=group.with_rewarded(lambda t: self._with_score(t, next(scores))))
+            replace(
+                outcome,
+                group=group.with_rewarded(lambda t: self._with_score(t, next(scores))),
+            )
             for outcome, group in zip(outcomes, groups, strict=True)
         ]
 
@@ -161,7 +175,9 @@ class RewardScorer:
         assert trajectory.reward is not None, "finished trajectories have one"
         reward = trajectory.reward + self.weight * score
         return replace(
-            trajectory, rewards={**trajectory.rewards, REWARD_MODEL_PART: score}, reward=reward
+            trajectory,
+            rewards={**trajectory.rewards, REWARD_MODEL_PART: score},
+            reward=reward,
         )
 
 

@@ -29,11 +29,15 @@ class TrainState:
     def after(self, algorithm: Mapping[str, Any], *, has_signal: bool) -> TrainState:
         """The state one step later."""
         without_signal = self.without_signal + (not has_signal)
-        return replace(self, step=self.step + 1, algorithm=algorithm, without_signal=without_signal)
+        return replace(
+            self, step=self.step + 1, algorithm=algorithm, without_signal=without_signal
+        )
 
     def published(self, changed: Collection[str]) -> TrainState:
         """The state once the engines serve the weights of the policies that changed."""
-        versions = {name: number + (name in changed) for name, number in self.versions.items()}
+        versions = {
+            name: number + (name in changed) for name, number in self.versions.items()
+        }
         return replace(self, versions=versions)
 
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 PauseMode: TypeAlias = Literal["drain", "retract", "in_place"]
 Tag: TypeAlias = Literal["weights", "kv_cache", "graphs"]
 ServedDtype: TypeAlias = Literal["float32", "bfloat16"]
-EngineState: TypeAlias = Literal["serving", "paused", "asleep", "updating", "corrupt", "closed"]
+EngineState: TypeAlias = Literal[
+    "serving", "paused", "asleep", "updating", "corrupt", "closed"
+]
 Served: TypeAlias = "Callable[[int], Iterable[tuple[str, torch.Tensor]]]"
 """Whole tensors of a version by their Hugging Face names, from where the ranks keep what they
 serve; it raises ``StaleWeightsError`` where they serve another version by now."""
@@ -185,7 +187,9 @@ class WeightSender(Protocol):
     def begin(self, update: Any) -> UpdateSession:
         """A session that puts tensors into a ``servers.update.ServerUpdate``."""
 
-    def shards(self, clients: Sequence[Any], shapes: Mapping[str, tuple[int, ...]]) -> Shards:
+    def shards(
+        self, clients: Sequence[Any], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Shards:
         """What each rank of a server is sent alone; none where all of them get whole tensors.
 
         Args:

@@ -82,7 +82,9 @@ def check_request(
             f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; "
             f"use a model that sees, and the engine {engines_with('returns_ids', 'images')}"
         )
-    elif [span.sha256 for span in request.media] != [image.sha256 for image in request.images]:
+    elif [span.sha256 for span in request.media] != [
+        image.sha256 for image in request.images
+    ]:
         problem = (
             "images must be those of media, one each, got "
             f"{len(request.images)} for {len(request.media)}"

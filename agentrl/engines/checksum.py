@@ -32,7 +32,9 @@ def tensor_checksum(name: str, tensor: Tensor) -> int:
     return checksum_of(name, tensor.shape, tensor.dtype, shard_sums(tensor).tolist())
 
 
-def checksum_of(name: str, shape: Sequence[int], dtype: torch.dtype, sums: Sequence[int]) -> int:
+def checksum_of(
+    name: str, shape: Sequence[int], dtype: torch.dtype, sums: Sequence[int]
+) -> int:
     """The checksum of a tensor, below 2**128, which depends on its name and form too.
 
     Args:
@@ -100,7 +102,12 @@ def _pieces(rows: Tensor, start: int, step: int) -> Iterator[tuple[Tensor, int, 
     """
     block = _BLOCK[rows.device.type]
     num_rows, width = rows.shape
-    if num_rows > 1 and width <= block and not (width | step) % _WORD and _lies(rows, start):
+    if (
+        num_rows > 1
+        and width <= block
+        and not (width | step) % _WORD
+        and _lies(rows, start)
+    ):
         yield rows.view(torch.int64), start // _WORD, step // _WORD
         return
     for number, run in enumerate(rows):

@@ -57,7 +57,9 @@ class HeldWeights:
         """
         sent = {plain_name(name) for name in self.sent}
         changed = {
-            plain_name(name) for name, value in self.sent.items() if earlier.sent.get(name) != value
+            plain_name(name)
+            for name, value in self.sent.items()
+            if earlier.sent.get(name) != value
         }
         moved: dict[tuple[str, ...], bool] = {}
         for held, digest in self.told.items() if earlier.told else ():

@@ -72,7 +72,11 @@ class EngineLife:
         """Raises an EngineError where an update is open, memory is released, or weights were."""
         self.require_whole("resume")
         if self.updating or self.asleep:
-            remedy = "commit the update" if self.updating else f"call wake({sorted(self.asleep)})"
+            remedy = (
+                "commit the update"
+                if self.updating
+                else f"call wake({sorted(self.asleep)})"
+            )
             raise EngineError(
                 f"resume: the engine is {self.state}; {remedy} first", retryable=False
             )
@@ -134,7 +138,9 @@ class EngineLife:
     def mark_corrupt(self, cause: str) -> None:
         """The weights are no longer those of one version: nothing is answered any more."""
         self.updating = False
-        self.fault = f"the engine's weights are corrupt ({cause}); build it again, or use another"
+        self.fault = (
+            f"the engine's weights are corrupt ({cause}); build it again, or use another"
+        )
 
     def close(self, reason: str) -> None:
         """The engine has ended; a later reason changes nothing."""
@@ -144,7 +150,9 @@ class EngineLife:
         """Why a request is not answered; a corrupt engine's other servers would do no better."""
         if self.fault and not self.closed:
             return EngineError(self.fault)
-        return EngineError(f"the engine is closed ({self.closed}); build it again, or use another")
+        return EngineError(
+            f"the engine is closed ({self.closed}); build it again, or use another"
+        )
 
     def require_version(self, request: GenerateRequest) -> None:
         """Raises an EngineError where the request needs a later version; another engine may have

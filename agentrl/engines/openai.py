@@ -68,7 +68,9 @@ class OpenAIEngine:
                     f"{self.client.spec.base_url}; raise it, or ask for less"
                 )
             if asking.cancelled():
-                return Completion(request.request_id, (), "abort", TokenUsage(0, 0), text="")
+                return Completion(
+                    request.request_id, (), "abort", TokenUsage(0, 0), text=""
+                )
             return _completion(request, asking.result())
         finally:
             # Who awaits this may have been cancelled; the server must not go on for nobody.
@@ -100,13 +102,11 @@ def _check(request: GenerateRequest) -> None:
     """What such a server cannot do is not left out in silence."""
     problem = ""
     if not request.messages:
-        problem = (
-            "messages must be the conversation, and there are none; this engine takes no token ids"
-        )
+        rule = "messages must be the conversation, and there are none"
+        problem = f"{rule}; this engine takes no token ids"
     elif request.sampling.stop_token_ids:
-        problem = (
-            f"stop_token_ids must be empty, got {request.sampling.stop_token_ids}; use stop strings"
-        )
+        got = request.sampling.stop_token_ids
+        problem = f"stop_token_ids must be empty, got {got}; use stop strings"
     elif request.min_version:
         problem = (
             f"min_version must be 0, got {request.min_version}; the server's weights have no "
@@ -168,7 +168,9 @@ def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:
         function = entry.get("function") if isinstance(entry, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
-            detail = f'the call needs "name", the tool\'s name as a string; got {kind_of(name)}'
+            detail = (
+                f'the call needs "name", the tool\'s name as a string; got {kind_of(name)}'
+            )
             reading.problem("missing_name", detail, str(entry))
         else:
             arguments = function.get("arguments") or {}

@@ -9,7 +9,13 @@ from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, MessageEngine, WeightSender
+from agentrl.engines.base import (
+    EnginePlace,
+    EngineSpec,
+    EngineTraits,
+    MessageEngine,
+    WeightSender,
+)
 from agentrl.errors import ConfigError
 from agentrl.llm import ChatServerSpec
 from agentrl.types.user_code.load import load_object
@@ -51,7 +57,9 @@ class OpenAIEngineSpec(EngineSpec):
                 f"{', '.join(known)}, such as base_url: http://127.0.0.1:8000/v1 and model: NAME"
             ) from None
 
-    def build(self, place: EnginePlace, sender: WeightSender | None = None) -> MessageEngine:
+    def build(
+        self, place: EnginePlace, sender: WeightSender | None = None
+    ) -> MessageEngine:
         """An engine of messages, with ``place.max_running`` requests in flight at once.
 
         Raises:

@@ -96,7 +96,9 @@ class ProbeNoise:
     def __init__(self) -> None:
         self._shares: dict[str, float] = {}
 
-    def difference(self, server: str, trainer: Probe, found: F32, dtype: ServedDtype) -> str:
+    def difference(
+        self, server: str, trainer: Probe, found: F32, dtype: ServedDtype
+    ) -> str:
         """How a server's logprobs differ by more than rounding explains; empty where they agree."""
         share = self._shares.get(server)
         measured = float("inf") if share is None else share * trainer.size

@@ -86,7 +86,9 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """The script's answer; see ``RolloutEngine.generate``."""
-        check_request(request, self.info(), stop_strings=self.decode is not None, images=True)
+        check_request(
+            request, self.info(), stop_strings=self.decode is not None, images=True
+        )
         require_new(request, self._waits)
         call = len(self.requests)
         self.requests.append(request)
@@ -199,7 +201,9 @@ class ScriptedEngine:
         kv_tokens = sum(ids.size for ids in self._kv.values())
         waiting = len(self._sleepers)
         version = self._life.policy_version
-        return EngineHealth(self._life.state, len(self._running), waiting, kv_tokens, version)
+        return EngineHealth(
+            self._life.state, len(self._running), waiting, kv_tokens, version
+        )
 
     def close(self) -> None:
         """Requests in flight and later ones fail."""
@@ -255,7 +259,9 @@ class ScriptedEngine:
             if self._life.paused != "drain":
                 await self._serving()
 
-    def _answer(self, request: GenerateRequest) -> tuple[Sequence[int], FinishReason, str | None]:
+    def _answer(
+        self, request: GenerateRequest
+    ) -> tuple[Sequence[int], FinishReason, str | None]:
         """The script's answer up to where it ends, and why it ends there."""
         sampling = request.sampling
         ids = self._scripted(request)[: sampling.max_new_tokens]
@@ -272,7 +278,11 @@ class ScriptedEngine:
         session = request.session_id
         if callable(self.script):
             return self.script(request)
-        turns = self.script.get(session, ()) if isinstance(self.script, Mapping) else self.script
+        turns = (
+            self.script.get(session, ())
+            if isinstance(self.script, Mapping)
+            else self.script
+        )
         turn = self._turns.get(session, 0)
         if turn >= len(turns):
             raise EngineError(
@@ -327,7 +337,9 @@ class ScriptedUpdateSession:
         # torch is loaded with the first tensor
         from agentrl.engines.checksum import tensor_checksum
 
-        if self._tensors is not None and (fault := self._tensors.fault(name, tuple(tensor.shape))):
+        if self._tensors is not None and (
+            fault := self._tensors.fault(name, tuple(tensor.shape))
+        ):
             self._fail(fault)
         self._put[name] = tensor_checksum(name, tensor.float())
 

@@ -43,7 +43,11 @@ _FUSED_NAMES = {layer: fused for fused, layers in FUSED.items() for layer in lay
 
 
 def tensor_parallel_shards(
-    shapes: Mapping[str, tuple[int, ...]], tp: int, *, kv_heads: int, vocab_multiple: int = 64
+    shapes: Mapping[str, tuple[int, ...]],
+    tp: int,
+    *,
+    kv_heads: int,
+    vocab_multiple: int = 64,
 ) -> Shards:
     """What each of ``tp`` ranks holds.
 
@@ -62,12 +66,16 @@ def tensor_parallel_shards(
     for rank in range(tp):
         parts: dict[str, list[TensorSlice]] = {}
         for name, shape in shapes.items():
-            own = _slice_of(TensorSlice.whole(name, shape), rank, tp, kv_heads, vocab_multiple)
+            own = _slice_of(
+                TensorSlice.whole(name, shape), rank, tp, kv_heads, vocab_multiple
+            )
             layer = name.split(".")[-2]
             fused = _FUSED_NAMES.get(layer, layer)
             parts.setdefault(name.replace(f".{layer}.", f".{fused}."), []).append(own)
         ranks.append(
-            tuple(_shard_tensor(name, own, tp, vocab_multiple) for name, own in parts.items())
+            tuple(
+                _shard_tensor(name, own, tp, vocab_multiple) for name, own in parts.items()
+            )
         )
     return tuple(ranks)
 
@@ -101,7 +109,9 @@ def _rows_of_vocabulary(whole: TensorSlice, tp: int, vocab_multiple: int) -> int
     return -(-whole.shape[0] // vocab_multiple) * vocab_multiple // tp
 
 
-def _shard_tensor(name: str, parts: list[TensorSlice], tp: int, vocab_multiple: int) -> ShardTensor:
+def _shard_tensor(
+    name: str, parts: list[TensorSlice], tp: int, vocab_multiple: int
+) -> ShardTensor:
     """Slices in the engine's order, whichever the folder's is."""
     layer = name.split(".")[-2]
     if layer in FUSED:

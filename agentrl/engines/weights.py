@@ -70,7 +70,11 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         DataError: it has no ``*.safetensors``, or one that is damaged.
     """
-    return {name: shape for file in _files(folder) for name, (_, shape, _) in _header(file).items()}
+    return {
+        name: shape
+        for file in _files(folder)
+        for name, (_, shape, _) in _header(file).items()
+    }
 
 
 def weights_digest(folder: Path) -> str:
@@ -164,7 +168,9 @@ def write_weights(file: BinaryIO, arrays: Sequence[WeightArray]) -> None:
 def _files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise DataError(f"{folder} holds no *.safetensors; save the model with save_pretrained")
+        raise DataError(
+            f"{folder} holds no *.safetensors; save the model with save_pretrained"
+        )
     return files
 
 
@@ -185,4 +191,6 @@ def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], slice]]:
         }
     # The first 8 bytes of another kind of file may ask for a header of any length.
     except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
-        raise DataError(f"{file} is no safetensors file ({error}); save the model again") from error
+        raise DataError(
+            f"{file} is no safetensors file ({error}); save the model again"
+        ) from error

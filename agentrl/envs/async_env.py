@@ -138,7 +138,9 @@ class AsyncEnv:
                 if self._state == "new"
                 else "the episode has ended; build another Env"
             )
-            raise EnvError(f"{self._name}: step comes after reset and before the end; {remedy}")
+            raise EnvError(
+                f"{self._name}: step comes after reset and before the end; {remedy}"
+            )
         result = await call_env(self.env, "step", private_copy(action))
         copied: StepResult = await self._held(result, step_findings(result))
         if copied.terminated or copied.truncated:
@@ -174,7 +176,9 @@ class AsyncEnv:
             EnvError: it is not the first call, or the state cannot be read back.
         """
         if self._state != "new":
-            raise EnvError(f"{self._name}: a state is restored first and once; build another Env")
+            raise EnvError(
+                f"{self._name}: a state is restored first and once; build another Env"
+            )
         self._state = "running"
         with wall(self._of_state("read back"), passes=()):
             await ENV_THREADS.run(lambda: self.env.load_state_dict(pickle.loads(state)))

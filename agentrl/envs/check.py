@@ -41,7 +41,9 @@ def check_env(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0
         findings = thread.submit(asyncio.run, env_findings(env, task, seed=seed)).result()
     if findings:
         lines = "\n".join(f"  {finding}" for finding in findings)
-        raise EnvError(f"the environment breaks {len(findings)} rule(s) of the contract:\n{lines}")
+        raise EnvError(
+            f"the environment breaks {len(findings)} rule(s) of the contract:\n{lines}"
+        )
 
 
 async def env_findings(
@@ -159,7 +161,9 @@ def _actions(has_tools: bool) -> Sequence[Action]:
     )
     call = ToolCall("call_0", "no_such_tool_check_env", {"x": 1})
     unknown = Action(
-        "", {"role": "assistant", "content": "", "tool_calls": [call.openai()]}, tool_calls=(call,)
+        "",
+        {"role": "assistant", "content": "", "tool_calls": [call.openai()]},
+        tool_calls=(call,),
     )
     return [malformed, unknown, *[spoken] * (_MAX_STEPS - 2)]
 
@@ -167,7 +171,9 @@ def _actions(has_tools: bool) -> Sequence[Action]:
 def _unanswered(action: Action, result: StepResult) -> Iterator[Finding]:
     """A call that is neither answered nor recorded was dropped in silence."""
     answered = {message.get("tool_call_id") for message in result.observation.messages}
-    recorded = {record.result.call_id for record in result.calls if record.result is not None}
+    recorded = {
+        record.result.call_id for record in result.calls if record.result is not None
+    }
     ended = result.terminated or result.truncated
     written = {call.id: "call of an unknown tool" for call in action.tool_calls}
     written |= {problem.id: "malformed call" for problem in action.problems}
@@ -196,7 +202,11 @@ def _difference(first: Sequence[str], second: Sequence[str]) -> list[Finding]:
         if len(first) == len(second):
             return []
         fault = f"{both} took {len(first) - 1} and {len(second) - 1} steps"
-    return [Finding("seed-determinism", f"{fault}; draw all that is random from the seed of reset")]
+    return [
+        Finding(
+            "seed-determinism", f"{fault}; draw all that is random from the seed of reset"
+        )
+    ]
 
 
 async def _closed_unused(spec: EnvSpec, task: Task) -> list[Finding]:
@@ -207,7 +217,9 @@ async def _closed_unused(spec: EnvSpec, task: Task) -> list[Finding]:
     return []
 
 
-async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) -> list[Finding]:
+async def _resumed(
+    spec: EnvSpec, task: Task, seed: int, said: Sequence[str]
+) -> list[Finding]:
     """Whether an instance goes on from another's state as that one did; one that cannot be saved
     starts again.
     """

@@ -56,7 +56,9 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
             "none; add one, or end the episode with terminated=True",
         )
     faults = [
-        *_message_findings(observation.messages, f"{verb}: messages", own_turns=verb == "reset")
+        *_message_findings(
+            observation.messages, f"{verb}: messages", own_turns=verb == "reset"
+        )
     ]
     if observation.rewrite is not None:
         faults += _message_findings(observation.rewrite, f"{verb}: rewrite", own_turns=True)
@@ -106,7 +108,8 @@ def step_findings(result: object) -> Iterator[Finding]:
         isinstance(record, CallRecord) for record in result.calls
     ):
         yield Finding(
-            "step-calls", f"step: calls must be a tuple of CallRecord, got {shown(result.calls)}"
+            "step-calls",
+            f"step: calls must be a tuple of CallRecord, got {shown(result.calls)}",
         )
     yield from _json_findings(result.info, "step: info")
     if not result.terminated and not result.truncated:
@@ -125,7 +128,8 @@ def _reward_findings(reward: Any) -> Iterator[Finding]:
             )
         if not isinstance(agent, str):
             yield Finding(
-                "step-reward", f"step: reward must name agents by text, got the key {shown(agent)}"
+                "step-reward",
+                f"step: reward must name agents by text, got the key {shown(agent)}",
             )
 
 
@@ -140,7 +144,8 @@ def state_form_findings(state: object) -> Iterator[Finding]:
     if fields is None:
         known = ", ".join(_FORMS)
         yield Finding(
-            "snapshot-form", f"snapshot: form must be one of {known}, got {shown(form)}; or none"
+            "snapshot-form",
+            f"snapshot: form must be one of {known}, got {shown(form)}; or none",
         )
         return
     for name, kind in fields.items():
@@ -152,7 +157,9 @@ def state_form_findings(state: object) -> Iterator[Finding]:
             )
 
 
-def _message_findings(messages: object, where: str, *, own_turns: bool) -> Iterator[Finding]:
+def _message_findings(
+    messages: object, where: str, *, own_turns: bool
+) -> Iterator[Finding]:
     if not isinstance(messages, tuple):
         yield Finding(
             "messages-type",
@@ -161,7 +168,9 @@ def _message_findings(messages: object, where: str, *, own_turns: bool) -> Itera
         return
     for position, message in enumerate(messages):
         for fault in _message_faults(message, own_turns=own_turns):
-            yield Finding("message-shape", f"{where}[{position}] {fault}, got {shown(message)}")
+            yield Finding(
+                "message-shape", f"{where}[{position}] {fault}, got {shown(message)}"
+            )
 
 
 def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
@@ -188,7 +197,9 @@ def may_hold_images(given: object) -> bool:
     images are read for it. Those of a step that ends the episode are not.
     """
     if isinstance(given, StepResult):
-        return not (given.terminated or given.truncated) and may_hold_images(given.observation)
+        return not (given.terminated or given.truncated) and may_hold_images(
+            given.observation
+        )
     return isinstance(given, Observation) and bool(_of_parts(given))
 
 
@@ -217,7 +228,9 @@ def _is_call(call: Any) -> bool:
 
 
 def _tool_findings(tools: Sequence[Any], verb: str) -> Iterator[Finding]:
-    if not isinstance(tools, tuple) or not all(isinstance(tool, ToolSpec) for tool in tools):
+    if not isinstance(tools, tuple) or not all(
+        isinstance(tool, ToolSpec) for tool in tools
+    ):
         yield Finding(
             "tool-specs",
             f"{verb}: tools must be a tuple of ToolSpec, got {shown(tools)}; use tool.spec",

@@ -133,7 +133,9 @@ def solution_of(task: Task, env: Env | None = None) -> tuple[Message, ...] | Non
             f"{where} must be a text or a list of the assistant's turns, each a text or a message "
             f"with content and tool_calls, got {shown(given, 200)}"
         )
-    return tuple(_turn(turn, f"{where}: turn {number}") for number, turn in enumerate(turns))
+    return tuple(
+        _turn(turn, f"{where}: turn {number}") for number, turn in enumerate(turns)
+    )
 
 
 def _turn(turn: Any, where: str) -> Message:
@@ -146,7 +148,9 @@ def _turn(turn: Any, where: str) -> Message:
         )
     calls = turn.get("tool_calls") or ()
     if not isinstance(calls, Sequence):
-        raise DataError(f"{where}: tool_calls must be a list of calls, got {shown(calls, 200)}")
+        raise DataError(
+            f"{where}: tool_calls must be a list of calls, got {shown(calls, 200)}"
+        )
     message = {
         **turn,
         "role": "assistant",
@@ -162,4 +166,8 @@ def _call(call: Any, number: int) -> Any:
     function = call.get("function") or {
         name: call[name] for name in ("name", "arguments") if name in call
     }
-    return {"id": call.get("id") or f"call_{number}", "type": "function", "function": function}
+    return {
+        "id": call.get("id") or f"call_{number}",
+        "type": "function",
+        "function": function,
+    }

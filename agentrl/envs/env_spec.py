@@ -37,7 +37,9 @@ class EnvSpec:
     sandbox: SandboxSpec | None = None
     wrappers: tuple[WrapperReference, ...] = ()
     copied: tuple[str, ...] = ()
-    _seen_plain: set[bool] = field(default_factory=set, init=False, compare=False, repr=False)
+    _seen_plain: set[bool] = field(
+        default_factory=set, init=False, compare=False, repr=False
+    )
 
     @property
     def name(self) -> str:
@@ -96,6 +98,11 @@ class EnvSpec:
             env = wrapped(env, self.wrappers, self.base_dir)
             if episode_id:
                 env.episode_id = episode_id
-        if env is plain and type(env) is factory and isinstance(env, ToolEnv) and env.is_plain:
+        if (
+            env is plain
+            and type(env) is factory
+            and isinstance(env, ToolEnv)
+            and env.is_plain
+        ):
             self._seen_plain.add(True)
         return env

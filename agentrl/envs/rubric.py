@@ -114,7 +114,9 @@ class Rubric:
             RewardError: a function raised, took too long, or gave no finite number; named with the
                 task. A failed rubric is never a reward of 0.
         """
-        parts = [part for part in self._parts if part.scope != "group" and part.scores(view.task)]
+        parts = [
+            part for part in self._parts if part.scope != "group" and part.scores(view.task)
+        ]
         # Nothing to run it beside.
         if len(parts) == 1:
             return {parts[0].name: await self._score(parts[0], view)}
@@ -122,7 +124,9 @@ class Rubric:
         values = await asyncio.gather(
             *(self._score(part, view) for part in parts), return_exceptions=True
         )
-        return dict(zip([part.name for part in parts], map(_unless_raised, values), strict=True))
+        return dict(
+            zip([part.name for part in parts], map(_unless_raised, values), strict=True)
+        )
 
     async def group_scores(self, views: Sequence[EpisodeView]) -> list[dict[str, Score]]:
         """For each episode of a group, the value of every part that scores groups.
@@ -154,13 +158,20 @@ class Rubric:
                     await close_connections()
 
     def total(
-        self, parts: Mapping[str, float], *, step_reward: float = 0.0, step_weight: float = 1.0
+        self,
+        parts: Mapping[str, float],
+        *,
+        step_reward: float = 0.0,
+        step_weight: float = 1.0,
     ) -> float:
         """The episode's reward: the weighted parts, as far as they are given, and the weighted sum
         of its step rewards.
         """
         given = (part for part in self._parts if part.name in parts)
-        return sum(part.weight * parts[part.name] for part in given) + step_weight * step_reward
+        return (
+            sum(part.weight * parts[part.name] for part in given)
+            + step_weight * step_reward
+        )
 
     async def _score(self, part: _RewardPart, view: EpisodeView) -> Score:
         values = await self._values(part, [view], len(view.turns), "turns", "turn")
@@ -170,7 +181,12 @@ class Rubric:
         return Score(math.fsum(turns), turns=turns)
 
     async def _values(
-        self, part: _RewardPart, views: Sequence[EpisodeView], number: int, of: str, each: str
+        self,
+        part: _RewardPart,
+        views: Sequence[EpisodeView],
+        number: int,
+        of: str,
+        each: str,
     ) -> list[Score]:
         """What a function gives: one score of an episode, or ``number`` of its group or turns."""
         who = f"reward {part.name!r} of task {views[0].task.id!r}"
@@ -247,5 +263,7 @@ def _part(entry: AnyRewardFn | tuple[AnyRewardFn, float]) -> _RewardPart:
         raise ConfigError(f"a reward must be a function of an EpisodeView, got {reward!r}")
     name = getattr(reward, "__name__", None) or type(reward).__name__
     if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
-        raise ConfigError(f"the weight of reward {name!r} must be a finite number, got {weight!r}")
+        raise ConfigError(
+            f"the weight of reward {name!r} must be a finite number, got {weight!r}"
+        )
     return _RewardPart(name, reward, float(weight), scope_of(reward))

@@ -22,7 +22,15 @@ from agentrl.tools import (
     ToolExecutor,
     Toolset,
 )
-from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
+from agentrl.types import (
+    Action,
+    CallRecord,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    seed_for,
+)
 
 _NOTHING: Mapping[str, object] = {}
 _NO_SERVERS: Mapping[str, McpServerSpec] = {}
@@ -122,7 +130,9 @@ class ToolEnv(Env):
             raise
         # What a fresh instance has too, and no checkpoint keeps; a subclass may have begun its own
         # state before.
-        self._fresh_names = frozenset(vars(self).keys() - of_subclass | {"task", "_fresh_names"})
+        self._fresh_names = frozenset(
+            vars(self).keys() - of_subclass | {"task", "_fresh_names"}
+        )
         self._seed = 0
         self._num_turns = 0
 
@@ -194,7 +204,9 @@ class ToolEnv(Env):
         results = [record.result for record in records if record.result is not None]
         answers = tuple(result.message() for result in results)
         return StepResult(
-            Observation(messages=answers, tools_in_messages=self._executor.told_specs or None),
+            Observation(
+                messages=answers, tools_in_messages=self._executor.told_specs or None
+            ),
             reward=sum(result.reward for result in results),
             terminated=any(result.end for result in results),
             calls=records,
@@ -243,9 +255,18 @@ class ToolEnv(Env):
         name, where a tool of the episode's own has no ``state_dict``, and with ``__slots__``.
         """
         own, attributes = self._toolset.states(), super().state_dict()
-        if self.sandbox is not None or own is None or self._executor.told_specs or not attributes:
+        if (
+            self.sandbox is not None
+            or own is None
+            or self._executor.told_specs
+            or not attributes
+        ):
             return None
-        kept = {name: value for name, value in attributes.items() if name not in self._fresh_names}
+        kept = {
+            name: value
+            for name, value in attributes.items()
+            if name not in self._fresh_names
+        }
         tools = {
             "state": self.tool_state,
             "own": own,
@@ -278,7 +299,9 @@ class ToolEnv(Env):
 
     async def _end_sandbox(self, sandbox: Sandbox) -> None:
         source = self._sandbox_source
-        await (source.release(sandbox) if isinstance(source, SandboxPool) else sandbox.close())
+        await (
+            source.release(sandbox) if isinstance(source, SandboxPool) else sandbox.close()
+        )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -299,7 +322,9 @@ class ToolEnv(Env):
             return self._toolset.tools
         where = f"task {self.task.id!r}: info['tools']"
         known = {tool.spec.name: tool for tool in self._toolset.tools}
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        if not isinstance(names, list | tuple) or not all(
+            isinstance(name, str) for name in names
+        ):
             raise DataError(f"{where} must be a list of names of tools, got {names!r}")
         if unknown := [name for name in names if name not in known]:
             raise DataError(

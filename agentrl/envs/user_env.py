@@ -203,7 +203,13 @@ class UserEnv(ToolEnv):
     def state_dict(self) -> Mapping[str, Any] | None:
         """See ``ToolEnv.state_dict``; the user is made again."""
         state = super().state_dict()
-        made = ("_user", "_client", "_only_user_ends", "_max_user_tokens", "_user_temperature")
+        made = (
+            "_user",
+            "_client",
+            "_only_user_ends",
+            "_max_user_tokens",
+            "_user_temperature",
+        )
         return None if state is None else {k: v for k, v in state.items() if k not in made}
 
     async def _reply(self, heard: Sequence[Message] | None = None) -> Message | None:
@@ -223,7 +229,12 @@ class UserEnv(ToolEnv):
 
     def _made(self, source: Any, base_dir: Any, speaks: bool) -> User:
         given: Any = self.task.info.get("user") if source is None else source
-        if isinstance(given, str) and source is not None and ":" in given and " " not in given:
+        if (
+            isinstance(given, str)
+            and source is not None
+            and ":" in given
+            and " " not in given
+        ):
             given = load_object(given, base_dir)
         if not hasattr(given, "reply") and callable(given):
             given = given(self.task)
@@ -236,7 +247,9 @@ class UserEnv(ToolEnv):
                     f"task {self.task.id!r} has a user with instructions, and nobody plays it; "
                     "name a model by UserEnv.server, as {base_url: ..., model: ...}"
                 )
-            return ModelUser(self._client, given, self._user_temperature, self._max_user_tokens)
+            return ModelUser(
+                self._client, given, self._user_temperature, self._max_user_tokens
+            )
         if isinstance(given, list | tuple) and all(isinstance(line, str) for line in given):
             return ScriptedUser(tuple(given), speaks)
         raise DataError(

@@ -44,7 +44,9 @@ class EpisodeView:
         """The episode of a trajectory, without its environment."""
         turns = trajectory.turns
         messages = [message for turn in turns for message in (*turn.observed, turn.message)]
-        answered = [call.result for turn in turns[-1:] for call in turn.calls if call.result]
+        answered = [
+            call.result for turn in turns[-1:] for call in turn.calls if call.result
+        ]
         messages += [result.message() for result in answered]
         return cls(trajectory.task, tuple(messages), turns, trajectory.status)
 

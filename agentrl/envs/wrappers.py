@@ -77,7 +77,9 @@ class Wrapper(Env):
     async def _changed(self, change: Callable[..., T], *given: Any) -> T:
         """What a change makes of it, in a thread: it may be a user's."""
         failed = failed_as(EnvError, f"{type(self).__name__}.{change.__name__} raised")
-        made: T = await call_user(partial(change, *given), failed=failed, in_thread=ENV_THREADS.run)
+        made: T = await call_user(
+            partial(change, *given), failed=failed, in_thread=ENV_THREADS.run
+        )
         return made
 
     def opened(self, observation: Observation) -> Observation:
@@ -221,7 +223,9 @@ class TimeLimit(_Limit):
     def __init__(self, env: Env, max_seconds: float) -> None:
         super().__init__(env)
         if not max_seconds > 0:
-            raise ConfigError(f"TimeLimit.max_seconds must be more than 0, got {max_seconds!r}")
+            raise ConfigError(
+                f"TimeLimit.max_seconds must be more than 0, got {max_seconds!r}"
+            )
         self.max_seconds = max_seconds
         self.seconds = 0.0
 
@@ -356,7 +360,9 @@ class WrapperReference(Section):
         return wrapped
 
 
-def wrapped(env: Env, wrappers: Sequence[WrapperReference], base_dir: str | Path | None) -> Env:
+def wrapped(
+    env: Env, wrappers: Sequence[WrapperReference], base_dir: str | Path | None
+) -> Env:
     """``env`` in its wrappers, the first one innermost."""
     for wrapper in wrappers:
         env = wrapper.wrap(env, base_dir)

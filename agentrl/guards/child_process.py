@@ -61,7 +61,9 @@ class ChildEndedError(Exception):
         self.said = said
 
 
-def ask_child(script: Path, data: bytes, limits: ChildLimits, *, keep: bool = False) -> bytes:
+def ask_child(
+    script: Path, data: bytes, limits: ChildLimits, *, keep: bool = False
+) -> bytes:
     """What the function that ``script`` makes answers to ``data``; blocks until then.
 
     Args:
@@ -136,7 +138,9 @@ class _Child:
             raise ChildEndedError(
                 is_late=late.is_set(),
                 status=status,
-                said=ending(self._said.read().decode(errors="replace").strip(), _TOLD_CHARS),
+                said=ending(
+                    self._said.read().decode(errors="replace").strip(), _TOLD_CHARS
+                ),
             ) from error
         finally:
             clock.cancel()

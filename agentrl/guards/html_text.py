@@ -11,7 +11,9 @@ import re
 import time
 
 _HIDDEN = frozenset({"noscript", "template", "svg"})
-_BLOCKS = frozenset({"p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "pre", "table", "ul"})
+_BLOCKS = frozenset(
+    {"p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "pre", "table", "ul"}
+)
 # What follows a name up to the tag's end: a quotation mark counts behind an equals sign alone.
 _INSIDE = r"(?:[^=>]++|=\s*+(?:\"[^\"]*+\"|'[^']*+')?+)*+"
 # A piece is what stands for nothing (a comment, a declaration, an end tag without a name, and a

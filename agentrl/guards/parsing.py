@@ -124,7 +124,9 @@ def parse_yaml(text: bytes) -> Any:
     from ruamel.yaml.error import YAMLError
 
     if len(text) > _MAX_YAML_BYTES:
-        raise ValueError(f"it must have at most {_MAX_YAML_BYTES:,} bytes, got {len(text):,}")
+        raise ValueError(
+            f"it must have at most {_MAX_YAML_BYTES:,} bytes, got {len(text):,}"
+        )
     if nested_too_deeply(text.decode()):
         raise ValueError(f"it is nested by more than {MAX_DEPTH} levels")
     try:
@@ -180,7 +182,9 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
-            raise JSONFault(r"a \ud800-\udfff escape stands without its other half", end) from None
+            raise JSONFault(
+                r"a \ud800-\udfff escape stands without its other half", end
+            ) from None
     return value, end
 
 
@@ -209,7 +213,11 @@ def _decoded(text: str, begin: int) -> tuple[Any, int]:
             # A whole number of thousands of digits.
             longest = sys.get_int_max_str_digits()
             position = next(
-                (m.end() for m in _DIGITS.finditer(window) if m.end() - m.start() > longest),
+                (
+                    m.end()
+                    for m in _DIGITS.finditer(window)
+                    if m.end() - m.start() > longest
+                ),
                 len(window),
             )
             raise JSONFault(str(error).partition(";")[0], begin + position) from None
@@ -230,7 +238,10 @@ def _readable(window: str) -> int:
 
 def _check_depth(window: str, begin: int) -> None:
     """Refuses what is nested too deeply before the decoder goes down into it."""
-    if not window.startswith(("[", "{")) or window.count("[") + window.count("{") <= _STRICT_DEPTH:
+    if (
+        not window.startswith(("[", "{"))
+        or window.count("[") + window.count("{") <= _STRICT_DEPTH
+    ):
         return
     depth = 0
     for match in _STRING_OR_BRACKET.finditer(window):

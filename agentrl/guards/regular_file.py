@@ -102,5 +102,7 @@ def descriptor(path: Path | str, flags: int, *, folder: int | None = None) -> in
 def _checked(found: os.stat_result, path: Path | str) -> os.stat_result:
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no file")
-        raise NotRegularError(errno.EINVAL, f"it is {kind}, and a file is needed", str(path))
+        raise NotRegularError(
+            errno.EINVAL, f"it is {kind}, and a file is needed", str(path)
+        )
     return found

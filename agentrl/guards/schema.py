@@ -40,7 +40,9 @@ _QUOTED = re.compile(r"'([^']*)'")
 _REFERENCES = ("$ref", "$dynamicRef")
 # Keywords that hold schemas, by whether these are tried on the value itself, all on what is within
 # it, or one of them on what is within.
-_HERE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
+_HERE = frozenset(
+    {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"}
+)
 _ALL_WITHIN = frozenset(
     {
         "additionalProperties",
@@ -108,7 +110,9 @@ def checked_schema(text: str) -> CheckedSchema:
             found = _QUOTED.search(error.message)
             raise _elsewhere(found[1] if found else error.message) from None
         rule = BrokenRule(error.instance_path, "", None, {}, None, "")
-        raise SchemaFault(f"is no JSON Schema at {rule.json_path}: {error.message}") from None
+        raise SchemaFault(
+            f"is no JSON Schema at {rule.json_path}: {error.message}"
+        ) from None
     except SchemaFault:
         raise
     except ValueError as error:
@@ -132,12 +136,16 @@ class CheckedSchema:
         self._least_tries = 1
         linear = RegexOptions()
         try:
-            self._validator = Draft202012Validator(schema, pattern_options=linear, offline=True)
+            self._validator = Draft202012Validator(
+                schema, pattern_options=linear, offline=True
+            )
         except ValidationError as error:
             if error.kind.name not in ("format", "pattern", "patternProperties"):
                 raise
             bounded = FancyRegexOptions(backtrack_limit=_BACKTRACKS)
-            self._validator = Draft202012Validator(schema, pattern_options=bounded, offline=True)
+            self._validator = Draft202012Validator(
+                schema, pattern_options=bounded, offline=True
+            )
             self._least_tries = _LOOKS_AROUND
         self._tries.most(0)
 
@@ -162,7 +170,9 @@ class CheckedSchema:
         if self._validator.is_valid(value):
             return []
         if num_tries > _MOST_TOLD:
-            raise SchemaFault("is broken, and has too many rules for so many values to say where")
+            raise SchemaFault(
+                "is broken, and has too many rules for so many values to say where"
+            )
         return [self._told(error, value) for error in self._validator.iter_errors(value)]
 
     def _num_tries(self, value: Any) -> int:
@@ -170,7 +180,9 @@ class CheckedSchema:
         num_values, depth = extent(value, _MOST_VALUES)
         found = num_values * self._tries.most(depth)
         if max(found, num_values * self._least_tries) > _MOST_TRIED:
-            raise SchemaFault("cannot be followed: too many rules for so many values, or so deep")
+            raise SchemaFault(
+                "cannot be followed: too many rules for so many values, or so deep"
+            )
         return found
 
     def _told(self, error: ValidationError, value: Any) -> BrokenRule:

@@ -51,7 +51,9 @@ def from_blocks(system: Any, messages: Sequence[Any]) -> list[Message]:
 
 def _blocks(content: Any, place: str) -> list[Any]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
+    if not isinstance(blocks, list) or not all(
+        isinstance(block, Mapping) for block in blocks
+    ):
         raise WireFault(f"{place}.content must be text or a list of blocks")
     return blocks
 
@@ -73,7 +75,9 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], place: str) -> Iterator[dict[s
         yield {"role": "user", "content": said}
 
 
-def _add_to_turn(turn: dict[str, Any], blocks: Sequence[Mapping[str, Any]], place: str) -> None:
+def _add_to_turn(
+    turn: dict[str, Any], blocks: Sequence[Mapping[str, Any]], place: str
+) -> None:
     """Puts the blocks of a message into the assistant's turn."""
     for number, block in enumerate(blocks):
         match block:
@@ -106,7 +110,10 @@ def _part(block: Mapping[str, Any], place: str) -> dict[str, Any]:
     match block:
         case {"type": "text"}:
             return {"type": "text", "text": block.get("text")}
-        case {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}:
+        case {
+            "type": "image",
+            "source": {"type": "base64", "media_type": kind, "data": data},
+        }:
             return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
         case {"type": "tool_reference", "tool_name": str(name)}:
             return {"type": "text", "text": name}

@@ -67,7 +67,9 @@ class ChatUsage:
     failures: int = 0
 
     def __add__(self, other: ChatUsage) -> ChatUsage:
-        return ChatUsage(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        return ChatUsage(
+            *(getattr(self, name) + getattr(other, name) for name in self.__slots__)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,7 +229,9 @@ class ChatClient:
             if not error.retryable or attempt == spec.max_retries:
                 raise error
             if wait_s is None:
-                wait_s = backoff_s(attempt, first_s=_FIRST_BACKOFF_S, longest_s=spec.max_backoff_s)
+                wait_s = backoff_s(
+                    attempt, first_s=_FIRST_BACKOFF_S, longest_s=spec.max_backoff_s
+                )
             if time.monotonic() + wait_s >= end:
                 raise ServerError(
                     f"{error}; the next attempt would come after "
@@ -243,7 +247,11 @@ class ChatClient:
                 attempt + 1,
                 spec.max_retries,
                 wait_s,
-                extra={"event": "chat_request_retried", "status": error.status, "wait_s": wait_s},
+                extra={
+                    "event": "chat_request_retried",
+                    "status": error.status,
+                    "wait_s": wait_s,
+                },
             )
             await asyncio.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
@@ -264,7 +272,9 @@ class ChatClient:
         said = refused.body
         if isinstance(said, Mapping):
             said = said.get("message") or said.get("detail") or said
-        remedy = _REMEDIES.get(status, "see the server's log" if status >= 500 else "see base_url")
+        remedy = _REMEDIES.get(
+            status, "see the server's log" if status >= 500 else "see base_url"
+        )
         return self._error(
             f"answered {status}: {beginning(str(said or 'nothing'), 500)}; "
             f"{remedy.format(key=self.spec.key_name)}",
@@ -288,7 +298,12 @@ class ChatClient:
         return answer
 
     def _error(
-        self, what: str, *, retryable: bool = True, status: int | None = None, code: str = ""
+        self,
+        what: str,
+        *,
+        retryable: bool = True,
+        status: int | None = None,
+        code: str = "",
     ) -> ServerError:
         """An error that names the server; the key is masked wherever the server repeated it."""
         text = f"model {self.spec.model!r} at {self.spec.base_url} {what}"

@@ -36,7 +36,10 @@ def from_items(items: Sequence[Any], where: str) -> list[Message]:
         if kind == "function_call_output":
             wires.append((_result(item, place), place))
         elif kind == "message" and item.get("role") != "assistant":
-            said = {"role": item.get("role"), "content": _content(item.get("content"), place)}
+            said = {
+                "role": item.get("role"),
+                "content": _content(item.get("content"), place),
+            }
             wires.append((said, place))
         else:
             _add_to_turn(wires, kind, item, place)
@@ -101,7 +104,9 @@ def _part(part: Any, place: str) -> dict[str, Any]:
         return {"type": "text", "text": part.get(_TEXTS[kind])}
     if kind == "input_image":
         return {"type": "image_url", "image_url": {"url": part.get("image_url")}}
-    raise WireFault(f"{place} must be of type input_text, output_text or input_image, got {kind!r}")
+    raise WireFault(
+        f"{place} must be of type input_text, output_text or input_image, got {kind!r}"
+    )
 
 
 def tool_from_item(value: Any, where: str) -> ToolSpec:
@@ -165,7 +170,12 @@ def message_item(
 
 def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """The part of a message that text is."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+    return {
+        "type": "output_text",
+        "text": text,
+        "annotations": [],
+        "logprobs": list(logprobs),
+    }
 
 
 def call_item(item_id: str, call: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,11 @@ class ChatServerSpec:
 
     def __post_init__(self) -> None:
         rules = (
-            ("base_url", is_http_url(self.base_url), "a URL such as http://127.0.0.1:8000/v1"),
+            (
+                "base_url",
+                is_http_url(self.base_url),
+                "a URL such as http://127.0.0.1:8000/v1",
+            ),
             ("model", bool(self.model), "the model's name on that server"),
             ("max_concurrent", self.max_concurrent >= 1, "at least 1"),
             ("timeout_s", self.timeout_s > 0, "more than 0"),
@@ -88,7 +92,11 @@ def is_http_url(text: str) -> bool:
     """Whether a text is the URL of an HTTP server: its scheme, a host, and perhaps a port."""
     try:
         parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port or 1) > 0
+        )
     except ValueError:
         # a port that is no number, half an IPv6 address
         return False

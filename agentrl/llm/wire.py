@@ -83,7 +83,8 @@ def from_wire(value: Any, where: str) -> Message:
             f"{where}.role must be one of {', '.join(_ROLES)}, got {value.get('role')!r}"
         )
     calls = value.get("tool_calls")
-    message: Message = {"role": role, "content": _content(value.get("content"), where, role)}  # type: ignore[typeddict-item]
+    content = _content(value.get("content"), where, role)
+    message: Message = {"role": role, "content": content}  # type: ignore[typeddict-item]
     if value.get("function_call") is not None:
         raise WireFault(f"{where}.function_call is not supported; write it as tool_calls")
     if role == "assistant" and calls:
@@ -136,7 +137,9 @@ def stored_message(value: Mapping[str, Any], where: str) -> Message:
         raise DataError(f"{where}: {fault}") from None
     rule = next(message_faults(message), None)
     if rule is not None:
-        raise DataError(f"{where} {rule}, got {shown(value)}; correct it, or leave the row out")
+        raise DataError(
+            f"{where} {rule}, got {shown(value)}; correct it, or leave the row out"
+        )
     return cast(Message, message)
 
 
@@ -150,7 +153,9 @@ def tool_from_wire(value: Any, where: str) -> ToolSpec:
         case {"type": "function", "function": {"name": str(name), **function}}:
             parameters = function.get("parameters", {"type": "object", "properties": {}})
             if isinstance(parameters, Mapping):
-                return ToolSpec(name, str(function.get("description") or ""), dict(parameters))
+                return ToolSpec(
+                    name, str(function.get("description") or ""), dict(parameters)
+                )
             raise WireFault(
                 f"{where}.function.parameters must be a JSON Schema object, got {shown(parameters)}"
             )
@@ -172,7 +177,9 @@ def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
 def _calls_from_wire(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
         raise WireFault(f"{where} must be a list, got {shown(calls)}")
-    return [_call_from_wire(call, f"{where}[{number}]") for number, call in enumerate(calls)]
+    return [
+        _call_from_wire(call, f"{where}[{number}]") for number, call in enumerate(calls)
+    ]
 
 
 def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
@@ -180,7 +187,9 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
         case {"function": {"name": str(name), **function}}:
             arguments = function.get("arguments") or {}
         case _:
-            raise WireFault(f"{where} must be a function call with a name, got {shown(value)}")
+            raise WireFault(
+                f"{where} must be a function call with a name, got {shown(value)}"
+            )
     if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments, finite=True)
@@ -189,7 +198,9 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
                 f"{where}.function.arguments must be JSON text, got {shown(arguments)} ({error})"
             ) from None
     if not isinstance(arguments, Mapping):
-        raise WireFault(f"{where}.function.arguments must be a JSON object, got {shown(arguments)}")
+        raise WireFault(
+            f"{where}.function.arguments must be a JSON object, got {shown(arguments)}"
+        )
     call = {"name": name, "arguments": dict(arguments)}
     return {"id": str(value.get("id") or ""), "type": "function", "function": call}
 
@@ -201,10 +212,13 @@ def _content(value: Any, where: str, role: str) -> Any:
     if value is None and role == "assistant":
         return ""
     if not isinstance(value, list):
-        raise WireFault(f"{where}.content must be text or a list of parts, got {shown(value)}")
+        raise WireFault(
+            f"{where}.content must be text or a list of parts, got {shown(value)}"
+        )
     try:
         parts = [
-            _part_from_wire(part, f"{where}.content[{number}]") for number, part in enumerate(value)
+            _part_from_wire(part, f"{where}.content[{number}]")
+            for number, part in enumerate(value)
         ]
         (message,) = with_images(({"role": role, "content": parts},))  # type: ignore[typeddict-item]
     except DataError as error:

@@ -10,7 +10,13 @@ from agentrl.metrics.display import (
     StepDisplay,
     format_duration,
 )
-from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
+from agentrl.metrics.names import (
+    NAMES,
+    REWARD_MODEL_PART,
+    VERL_NAMES,
+    describe,
+    with_verl_names,
+)
 from agentrl.metrics.rollout import correctness, ended_metrics, no_signal, rollout_metrics
 from agentrl.metrics.sinks import JsonlSink, Sink, Sinks
 from agentrl.metrics.timing import PhaseTimer, RolloutRates, tokens_per_s

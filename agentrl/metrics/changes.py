@@ -44,7 +44,9 @@ class Gauge:
     def worth(self, rises: F64) -> F64:
         """``[n]`` how many times what matters each difference is; 0 where it is for the better."""
         # a factor of 1 asks for any change
-        times = rises / (self.least if self.floor is None else max(math.log(self.least), 1e-9))
+        times = rises / (
+            self.least if self.floor is None else max(math.log(self.least), 1e-9)
+        )
         times = np.where(times > 0.0, times / self.rise, times)
         return np.abs(times) if self.worse == 0 else np.maximum(times * self.worse, 0.0)
 
@@ -53,15 +55,27 @@ SHARE = 0.25
 """Of a share, such as that of calls that failed."""
 
 _HEALTH: tuple[tuple[re.Pattern[str], str, Callable[[float], Gauge]], ...] = (
-    (re.compile(r"policy/entropy"), "entropy_min_frac", lambda own: Gauge(1 / own, 0, 0.002)),
-    (re.compile(r"policy/ratio|mismatch/weight"), "ratio_jump", lambda jump: Gauge(jump, 0)),
+    (
+        re.compile(r"policy/entropy"),
+        "entropy_min_frac",
+        lambda own: Gauge(1 / own, 0, 0.002),
+    ),
+    (
+        re.compile(r"policy/ratio|mismatch/weight"),
+        "ratio_jump",
+        lambda jump: Gauge(jump, 0),
+    ),
     (re.compile(r"mismatch/.*(/logp_abs|logp_abs/mean|k3_kl)"), "mismatch_jump", Gauge),
     (
         re.compile(r"tool/calls_per_traj"),
         "tool_calls_min_frac",
         lambda own: Gauge(1 / own, -1, 0.1),
     ),
-    (re.compile(r"length/\w+/mean"), "length_max_factor", lambda factor: Gauge(factor, 0, 1.0)),
+    (
+        re.compile(r"length/\w+/mean"),
+        "length_max_factor",
+        lambda factor: Gauge(factor, 0, 1.0),
+    ),
     (
         re.compile(r"answer/question_mi"),
         "information_min_frac",

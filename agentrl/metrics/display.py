@@ -98,10 +98,15 @@ class StepDisplay(Closing):
         self._recent: deque[float] = deque(maxlen=20)
         self._status = ""
         self._live: Live | None = None
-        console.print(f"[bold]run[/bold] {escape(str(run_dir))}", soft_wrap=True, highlight=False)
+        console.print(
+            f"[bold]run[/bold] {escape(str(run_dir))}", soft_wrap=True, highlight=False
+        )
         if console.is_terminal:
             self._live = Live(
-                console=console, get_renderable=self._line, refresh_per_second=4, transient=True
+                console=console,
+                get_renderable=self._line,
+                refresh_per_second=4,
+                transient=True,
             )
             self._live.start()
 
@@ -145,7 +150,9 @@ class StepDisplay(Closing):
         )
         headings = "  ".join(column.title.rjust(column.width) for column in self._columns)
         self._console.print(
-            f"{'step'.rjust(self._step_width)}  {headings}  time left", style="dim", soft_wrap=True
+            f"{'step'.rjust(self._step_width)}  {headings}  time left",
+            style="dim",
+            soft_wrap=True,
         )
 
     def step(self, step: int, values: Mapping[str, float], note: str = "") -> None:
@@ -216,7 +223,9 @@ class StepDisplay(Closing):
             self._console.print(results)
         if seconds:
             longest = sorted(seconds.items(), key=lambda item: -item[1])
-            phases = "  ".join(f"{name} {format_duration(spent)}" for name, spent in longest)
+            phases = "  ".join(
+                f"{name} {format_duration(spent)}" for name, spent in longest
+            )
             self._console.print()
             self.message(f"seconds by phase: {phases}")
         for hint in hints:

@@ -50,7 +50,9 @@ class TaskScores:
                 f"answers"
             )
         if not all(math.isfinite(score) for score in self.scores):
-            raise ValueError(f"task {self.task_id!r} has a score that is not finite: {self.scores}")
+            raise ValueError(
+                f"task {self.task_id!r} has a score that is not finite: {self.scores}"
+            )
 
     @property
     def correct(self) -> list[bool]:
@@ -127,8 +129,12 @@ def maj_at_k(
             f"maj@k over {math.comb(n, k)} subsets needs a random generator to draw some of them"
         )
     else:
-        subsets = [rng.choice(n, size=k, replace=False).tolist() for _ in range(_MAX_SUBSETS)]
-    return float(np.mean([_vote([answers[i] for i in subset], worth) for subset in subsets]))
+        subsets = [
+            rng.choice(n, size=k, replace=False).tolist() for _ in range(_MAX_SUBSETS)
+        ]
+    return float(
+        np.mean([_vote([answers[i] for i in subset], worth) for subset in subsets])
+    )
 
 
 def _vote(answers: Iterable[str | None], worth: Mapping[str, float]) -> float:
@@ -138,7 +144,9 @@ def _vote(answers: Iterable[str | None], worth: Mapping[str, float]) -> float:
     return sum(winners) / len(winners) if winners else 0.0
 
 
-def interval(task_values: Sequence[float] | F64, *, num_samples: int | None = None) -> Estimate:
+def interval(
+    task_values: Sequence[float] | F64, *, num_samples: int | None = None
+) -> Estimate:
     """The mean of one number a task, with a confidence interval of 95%, clustered by task.
 
     - Values in [0, 1] get Wilson's score interval. Its number of observations is that implied by
@@ -167,7 +175,9 @@ def interval(task_values: Sequence[float] | F64, *, num_samples: int | None = No
         effective = min(max(effective, n), max(num_samples or n, n))
         centre = (mean + z * z / (2 * effective)) / (1 + z * z / effective)
         half = z / (1 + z * z / effective)
-        half *= math.sqrt(mean * (1 - mean) / effective + z * z / (4 * effective * effective))
+        half *= math.sqrt(
+            mean * (1 - mean) / effective + z * z / (4 * effective * effective)
+        )
         return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), n)
     half = z * math.sqrt(variance) if n > 1 else math.inf
     return Estimate(mean, mean - half, mean + half, n)
@@ -196,7 +206,9 @@ def evaluation_report(
 
 def _source_report(tasks: Sequence[TaskScores]) -> dict[str, Estimate]:
     most = max(len(task.scores) for task in tasks)
-    report = {f"avg@{most}": _estimate(tasks, [float(np.mean(task.scores)) for task in tasks])}
+    report = {
+        f"avg@{most}": _estimate(tasks, [float(np.mean(task.scores)) for task in tasks])
+    }
     ks = sorted({*(2**i for i in range(most.bit_length())), most})
     for k in ks:
         own = [task for task in tasks if len(task.scores) >= k]

@@ -7,7 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.metrics.monitors import MONITORS, WATCHED, HealthSpec, MonitorReading, series_of
+from agentrl.metrics.monitors import (
+    MONITORS,
+    WATCHED,
+    HealthSpec,
+    MonitorReading,
+    series_of,
+)
 from agentrl.metrics.rollout import question_information
 from agentrl.types import Trajectory, TrajectoryGroup
 
@@ -62,7 +68,11 @@ class Health:
     """
 
     def __init__(
-        self, spec: HealthSpec, earlier: Iterable[Mapping[str, Any]] = (), *, ahead: bool = False
+        self,
+        spec: HealthSpec,
+        earlier: Iterable[Mapping[str, Any]] = (),
+        *,
+        ahead: bool = False,
     ) -> None:
         self._spec = spec
         self._step_term = "trained_step" if ahead else "step"
@@ -99,7 +109,9 @@ class Health:
             for name, monitor in MONITORS.items()
             if (reading := monitor(self._series, self._spec)) is not None
         }
-        fresh = {name: reading for name, reading in broken.items() if name not in self._active}
+        fresh = {
+            name: reading for name, reading in broken.items() if name not in self._active
+        }
         self._active = set(broken)
         return fresh
 
@@ -144,9 +156,17 @@ _SHOWING: Mapping[str, tuple[str, Callable[[Trajectory], Any], str]] = {
     "ratio_jump": ("", _by_id, "clipped"),
     "mismatch_jump": ("", _by_id, "mismatch"),
     "reward_stuck": ("", lambda trajectory: trajectory.reward, ""),
-    "tool_collapse": ("calls=0", lambda one: sum(len(turn.calls) for turn in one.turns), ""),
+    "tool_collapse": (
+        "calls=0",
+        lambda one: sum(len(turn.calls) for turn in one.turns),
+        "",
+    ),
     "tool_errors": ("tool_errors>=1", lambda one: -_num_errors(one), ""),
-    "unknown_tokens": ("", lambda trajectory: -trajectory.info.get("unknown_frac", 0.0), ""),
+    "unknown_tokens": (
+        "",
+        lambda trajectory: -trajectory.info.get("unknown_frac", 0.0),
+        "",
+    ),
     "length_explosion": ("", lambda trajectory: -trajectory.num_policy_tokens, ""),
 }
 """A term of the query, what comes first among the ids, and a signal of blame."""

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 OUT_OF_MEMORY = re.compile(
-    "can(no|')t allocate memory|not enough memory|out of ?memory|ALLOC_FAILED", re.IGNORECASE
+    "can(no|')t allocate memory|not enough memory|out of ?memory|ALLOC_FAILED",
+    re.IGNORECASE,
 )
 """In what torch, CUDA or a server says where an allocation failed."""
 

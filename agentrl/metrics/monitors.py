@@ -85,7 +85,17 @@ TRAINED_TOKENS = "count/trained_tokens"
 MASKED_TOKENS = "async/masked_tokens"
 WATCHED = (
     *(ENTROPY, RATIO, MISMATCH, REWARD, ACCURACY, UNTAUGHT, CALLS, SUCCESSES, LENGTH),
-    *(INFORMATION, LAG, ABANDONED, FAILED, UNKNOWN, ISSUED, DROPPED, TRAINED_TOKENS, MASKED_TOKENS),
+    *(
+        INFORMATION,
+        LAG,
+        ABANDONED,
+        FAILED,
+        UNKNOWN,
+        ISSUED,
+        DROPPED,
+        TRAINED_TOKENS,
+        MASKED_TOKENS,
+    ),
 )
 
 _SOLVED = 0.95
@@ -159,7 +169,13 @@ Monitor = Callable[[Numbers, HealthSpec], MonitorReading | None]
 
 
 def _fallen(
-    numbers: Numbers, spec: HealthSpec, *, metric: str, setting: str, what: str, floor: float = 0.0
+    numbers: Numbers,
+    spec: HealthSpec,
+    *,
+    metric: str,
+    setting: str,
+    what: str,
+    floor: float = 0.0,
 ) -> MonitorReading | None:
     """A mean below a share of the first steps' mean, where that was above ``floor``: else there was
     nothing that could fall.
@@ -167,7 +183,13 @@ def _fallen(
     series = numbers[metric]
     start = series.start
     least: float | None = getattr(spec, setting)
-    if least is None or start is None or start <= 0 or start < floor or series.now >= least * start:
+    if (
+        least is None
+        or start is None
+        or start <= 0
+        or start < floor
+        or series.now >= least * start
+    ):
         return None
     text = f"{what} from {start:.3g} to {series.now:.3g}, below {least:g} of it"
     return MonitorReading(metric, series.now, start, text)
@@ -194,14 +216,19 @@ def _length_explosion(numbers: Numbers, spec: HealthSpec) -> MonitorReading | No
     start = series.start
     if most is None or start is None or series.now <= most * start:
         return None
-    text = (
-        f"responses grew from {start:.3g} to {series.now:.3g} tokens, more than {most:g} times that"
-    )
+    grown = f"responses grew from {start:.3g} to {series.now:.3g} tokens"
+    text = f"{grown}, more than {most:g} times that"
     return MonitorReading(LENGTH, series.now, start, text)
 
 
 def _jump(
-    numbers: Numbers, spec: HealthSpec, *, metric: str, setting: str, what: str, centre: float = 0.0
+    numbers: Numbers,
+    spec: HealthSpec,
+    *,
+    metric: str,
+    setting: str,
+    what: str,
+    centre: float = 0.0,
 ) -> MonitorReading | None:
     """A number far from its centre, and many times as far as those of the steps before."""
     sizes = [abs(value - centre) for value in numbers[metric].tail(spec.window + 1)]
@@ -270,7 +297,11 @@ def _lost_by_age(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
     }
     for metric, among, what in (
         (DROPPED, totals[ISSUED], "groups that were issued"),
-        (MASKED_TOKENS, totals[TRAINED_TOKENS] + totals[MASKED_TOKENS], "tokens of the batches"),
+        (
+            MASKED_TOKENS,
+            totals[TRAINED_TOKENS] + totals[MASKED_TOKENS],
+            "tokens of the batches",
+        ),
     ):
         series = numbers[metric]
         share = totals[metric] / among if among and series.size >= spec.window else 0.0
@@ -286,7 +317,10 @@ def _lost_by_age(numbers: Numbers, spec: HealthSpec) -> MonitorReading | None:
 
 MONITORS: Mapping[str, Monitor] = {
     "entropy_collapse": partial(
-        _fallen, metric=ENTROPY, setting="entropy_min_frac", what="the policy's entropy fell"
+        _fallen,
+        metric=ENTROPY,
+        setting="entropy_min_frac",
+        what="the policy's entropy fell",
     ),
     "ratio_jump": partial(
         _jump,

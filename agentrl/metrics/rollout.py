@@ -70,7 +70,10 @@ def _answers(group: TrajectoryGroup) -> list[tuple[Trajectory, I64]]:
     found = []
     for trajectory in group.finished:
         segments = [
-            s for turn in trajectory.turns for s in turn.completion if s.kind == SegmentKind.POLICY
+            s
+            for turn in trajectory.turns
+            for s in turn.completion
+            if s.kind == SegmentKind.POLICY
         ]
         tokens = concat_ids(segments)[:_MOST_TOKENS] if segments else ()
         if len(tokens):
@@ -146,7 +149,9 @@ def rollout_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     finished = [trajectory for group in groups for trajectory in group.finished]
     metrics = _counts(groups)
     if finished:
-        metrics |= _rewards(finished) | _lengths(finished) | _tools(finished) | _mismatch(finished)
+        metrics |= (
+            _rewards(finished) | _lengths(finished) | _tools(finished) | _mismatch(finished)
+        )
         if informed := question_information(groups):
             metrics["answer/question_mi"] = float(np.mean(list(informed.values())))
     return metrics
@@ -195,7 +200,9 @@ def _counts(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         metrics["failed_frac"] = failed / len(everyone)
     if compared:
         metrics["group/zero_std_frac"] = 1.0 - len(with_signal) / len(compared)
-    if stragglers := sum(trajectory.status.reason == "straggler" for trajectory in everyone):
+    if stragglers := sum(
+        trajectory.status.reason == "straggler" for trajectory in everyone
+    ):
         metrics["count/stragglers"] = float(stragglers)
     excluded = Counter(
         f"{trajectory.status.kind}/{trajectory.status.reason or 'unknown'}"
@@ -236,7 +243,11 @@ def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
     # A sequence that begins anew repeats its prompt, which was given and not played.
     after_prompt = np.subtract(total, prompts)
     turns = [len(one.turns) for one in finished]
-    spread = {"length/response": response, "length/after_prompt": after_prompt, "turns": turns}
+    spread = {
+        "length/response": response,
+        "length/after_prompt": after_prompt,
+        "turns": turns,
+    }
     metrics = {
         f"{name}/{kind}": float(of(values))
         for name, values in spread.items()
@@ -255,7 +266,9 @@ def _histories(finished: Sequence[Trajectory]) -> dict[str, float]:
     counts = Counter({"turns/restarts": 0})
     for one in finished:
         restarts, repairs = one.info.get("restarts", {}), one.info.get("repairs", {})
-        counts.update({f"turns/restarts/{cause}": count for cause, count in restarts.items()})
+        counts.update(
+            {f"turns/restarts/{cause}": count for cause, count in restarts.items()}
+        )
         counts.update({f"turns/repairs/{kind}": count for kind, count in repairs.items()})
         counts["turns/restarts"] += sum(restarts.values())
     return {name: count / len(finished) for name, count in counts.items()}
@@ -265,18 +278,24 @@ def _mismatch(finished: Sequence[Trajectory]) -> dict[str, float]:
     """The measured differences between the episodes' ids and those of their text."""
     metrics = {}
     for name in ("retok_frac", "template_frac", "unknown_frac"):
-        measured = [trajectory.info[name] for trajectory in finished if name in trajectory.info]
+        measured = [
+            trajectory.info[name] for trajectory in finished if name in trajectory.info
+        ]
         if measured:
             metrics[f"mismatch/{name}"] = float(np.mean(measured))
     return metrics
 
 
 def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
-    calls = [call for trajectory in finished for turn in trajectory.turns for call in turn.calls]
+    calls = [
+        call for trajectory in finished for turn in trajectory.turns for call in turn.calls
+    ]
     metrics = {"tool/calls_per_traj": len(calls) / len(finished)}
     known = [call for call in calls if call.is_known]
     if known:
-        metrics["tool/success_frac"] = sum(call.error is None for call in known) / len(known)
+        metrics["tool/success_frac"] = sum(call.error is None for call in known) / len(
+            known
+        )
     metrics |= {f"tool/{key}": value for key, value in _errors(known).items()}
     by_tool: defaultdict[str, list[CallRecord]] = defaultdict(list)
     for call in calls:

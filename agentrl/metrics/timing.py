@@ -69,7 +69,9 @@ class PhaseTimer:
     def now(self) -> list[dict[str, Any]]:
         """The phases that last, the outer ones first, with the seconds so far, as JSON."""
         now = self._clock()
-        return [{"phase": name, "s": now - start} for name, start in list(self._open.items())]
+        return [
+            {"phase": name, "s": now - start} for name, start in list(self._open.items())
+        ]
 
     def add(self, name: str, seconds: float) -> None:
         """Adds seconds that were measured elsewhere."""

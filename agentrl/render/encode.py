@@ -89,7 +89,9 @@ class PieceEncoder:
         allowed = self.added_ids.keys() & set(assistant_markers)
         self._parts_of = {
             Source.TEMPLATE: _splitter(self.added_ids),
-            Source.ASSISTANT: _splitter({marker: self.added_ids[marker] for marker in allowed}),
+            Source.ASSISTANT: _splitter(
+                {marker: self.added_ids[marker] for marker in allowed}
+            ),
         }
         # the rollouts of a group share prompts, and a conversation is rendered again at each turn
         self._run = cached_if_short(
@@ -133,7 +135,9 @@ class PieceEncoder:
         """For each token of a text that is ordinary as a whole, as ``Source.CONTENT`` is, the
         number of characters up to its end.
         """
-        return [end for _, end in self._ordinary.encode(text, add_special_tokens=False).offsets]
+        return [
+            end for _, end in self._ordinary.encode(text, add_special_tokens=False).offsets
+        ]
 
     def _encode_run(self, run: _Run) -> Encoded:
         """Adjacent ordinary text encoded as one string."""
@@ -214,7 +218,12 @@ def _without_added_tokens(backend: Any, added_ids: dict[str, int]) -> Any:
         if len(content) > 1 and content not in merged:
             state["model"]["vocab"].pop(content, None)
     # a post-processor trims white space off the offsets, or adds a token
-    state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    state |= {
+        "added_tokens": [],
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
     return Tokenizer.from_str(json.dumps(state))
 
 
@@ -223,7 +232,9 @@ _QUOTE = "\U0010fff0"
 _BEGIN = "\U0010fff1"
 _END = "\U0010fff2"
 _MARKS = (_QUOTE, _BEGIN, _END)
-_PARTS = re.compile(rf"{_QUOTE}(.)|({_BEGIN})|({_END})|([^{_QUOTE}{_BEGIN}{_END}]+)", re.DOTALL)
+_PARTS = re.compile(
+    rf"{_QUOTE}(.)|({_BEGIN})|({_END})|([^{_QUOTE}{_BEGIN}{_END}]+)", re.DOTALL
+)
 
 
 class Provenance:
@@ -234,7 +245,9 @@ class Provenance:
         assistant_markers: those that are allowed in an assistant's text.
     """
 
-    def __init__(self, added_tokens: Iterable[str], assistant_markers: Iterable[str] = ()) -> None:
+    def __init__(
+        self, added_tokens: Iterable[str], assistant_markers: Iterable[str] = ()
+    ) -> None:
         added = set(added_tokens)
         markers = set(assistant_markers)
         self._outsiders = _any_of({*added, *_MARKS})
@@ -301,7 +314,9 @@ def _deeply(value: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return pattern.sub(_quoted, value)
     if isinstance(value, Mapping):
-        return {_deeply(key, pattern): _deeply(item, pattern) for key, item in value.items()}
+        return {
+            _deeply(key, pattern): _deeply(item, pattern) for key, item in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_deeply(item, pattern) for item in value]
     return value

@@ -104,7 +104,9 @@ class Renderer(ABC):
                 text = content_text(message.get("content")).strip()
                 # half of a surrogate pair is refused where it is encoded
                 known = text.encode(errors="ignore").decode()
-                characters += len(known if normalizer is None else normalizer.normalize_str(known))
+                characters += len(
+                    known if normalizer is None else normalizer.normalize_str(known)
+                )
         return characters // self._longest_token
 
     def decode(self, token_ids: I32) -> str:
@@ -162,7 +164,9 @@ class Renderer(ABC):
     ) -> Iterable[Piece]:
         """The conversation up to where the assistant's turn begins."""
 
-    def _context(self, encoded: Encoded, messages: Sequence[Message]) -> tuple[Segment, ...]:
+    def _context(
+        self, encoded: Encoded, messages: Sequence[Message]
+    ) -> tuple[Segment, ...]:
         """Consecutive tokens of one kind: OBSERVATION if they cover content, else TEMPLATE.
 
         Args:
@@ -207,9 +211,13 @@ class Renderer(ABC):
 
     def _decode(self, ids: Sequence[int]) -> str:
         """Text of known ids, with U+FFFD for each other one."""
-        runs = ((known, list(run)) for known, run in groupby(ids, self._known_ids.__contains__))
+        runs = (
+            (known, list(run)) for known, run in groupby(ids, self._known_ids.__contains__)
+        )
         return "".join(
-            self._backend.decode(run, skip_special_tokens=False) if known else "\ufffd" * len(run)
+            self._backend.decode(run, skip_special_tokens=False)
+            if known
+            else "\ufffd" * len(run)
             for known, run in runs
         )
 

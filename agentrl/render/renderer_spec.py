@@ -11,7 +11,11 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.families.chatml import ChatMLStyle
 from agentrl.render.families.deepseek import DEEPSEEK
-from agentrl.render.families.detect_family import checked_chatml, checked_renderer, detect_chatml
+from agentrl.render.families.detect_family import (
+    checked_chatml,
+    checked_renderer,
+    detect_chatml,
+)
 from agentrl.render.families.family import Family
 from agentrl.render.families.generic import GENERIC
 from agentrl.render.families.glm import GLM
@@ -69,7 +73,9 @@ class RendererSpec:
             return checked_chatml(tokenizer, ChatMLStyle(), self.model, vision)
         thinking = self.enable_thinking
         variables = {} if thinking is None else {"enable_thinking": thinking}
-        chat = ChatTemplate(tokenizer, _template_text(self, tokenizer), self.model, variables)
+        chat = ChatTemplate(
+            tokenizer, _template_text(self, tokenizer), self.model, variables
+        )
         if self.family in ("auto", "chatml"):
             try:
                 style = detect_chatml(chat, images=vision is not None)
@@ -83,7 +89,9 @@ class RendererSpec:
         """The requested family, or the first whose signs the tokenizer and the template have."""
         added = chat.tokenizer.get_added_vocab()
         for family in _FAMILIES:
-            missing = [sign for sign in family.signs if sign not in added or sign not in chat.text]
+            missing = [
+                sign for sign in family.signs if sign not in added or sign not in chat.text
+            ]
             if family.name == self.family and missing:
                 raise ConfigError(
                     f"RendererSpec.family: {family.name} needs {', '.join(missing)} in the chat "

@@ -43,7 +43,9 @@ def retok_frac(turns: Sequence[Turn], renderer: Renderer) -> float | None:
         whole = turn.sampling is not None and not turn.sampling.stop
         changed += min(
             ids.size,
-            changed_tokens(ids, renderer.tokenize(turn.text if whole else renderer.decode(ids))),
+            changed_tokens(
+                ids, renderer.tokenize(turn.text if whole else renderer.decode(ids))
+            ),
         )
     return changed / sampled if sampled else None
 

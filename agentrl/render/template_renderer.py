@@ -10,7 +10,14 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate, num_shared
 from agentrl.render.encode import Piece, Provenance, Source, unmarked
 from agentrl.render.families.family import Family
-from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
+from agentrl.render.families.probe_messages import (
+    ANSWER,
+    CALL,
+    QUESTION,
+    RESULT,
+    THOUGHT,
+    TOOL,
+)
 from agentrl.render.renderer import Renderer, call_arguments, text_content
 from agentrl.render.vision import Vision
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
@@ -69,7 +76,9 @@ class TemplateRenderer(Renderer):
             for token in added
             if token not in around and any(token in body for body in bodies)
         }
-        self._provenance = Provenance(added, {THOUGHTS_OPEN, THOUGHTS_CLOSE, *inside} - set(stops))
+        self._provenance = Provenance(
+            added, {THOUGHTS_OPEN, THOUGHTS_CLOSE, *inside} - set(stops)
+        )
         try:
             probe = template.render([dict(QUESTION)], [TOOL.openai()], generation=True)
             self._writes_tools = TOOL.name in probe
@@ -136,14 +145,18 @@ class TemplateRenderer(Renderer):
             body = body[: ending.start()]
         elif self._family.turn_end is not None:
             end = self._family.turn_end(message)
-        ids, _ = self._encoder.encode([*self._provenance.pieces(body), Piece(end, Source.TEMPLATE)])
+        ids, _ = self._encoder.encode(
+            [*self._provenance.pieces(body), Piece(end, Source.TEMPLATE)]
+        )
         return Segment(SegmentKind.TARGET, ids)
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """The prompt as the template writes it with marked authors, after the marks are removed."""
         return unmarked(self._prompt_pieces(messages, tools))
 
-    def _prompt_pieces(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Piece]:
+    def _prompt_pieces(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> list[Piece]:
         return self._provenance.pieces(self._marked(messages, tools, generation=True))
 
     def _marked(
@@ -186,7 +199,9 @@ class TemplateRenderer(Renderer):
         """Whether the template writes all of an assistant's message."""
         plain = unmarked(self._provenance.pieces(body))
         said = [message["content"] or "", message.get("reasoning_content") or ""]
-        said += [call.get("function", call)["name"] for call in message.get("tool_calls") or ()]
+        said += [
+            call.get("function", call)["name"] for call in message.get("tool_calls") or ()
+        ]
         return all(text.strip() in plain for text in said)
 
     def _probe_bodies(self) -> list[str]:

@@ -47,9 +47,13 @@ class Vision:
             DataError: the processor refuses its shape, or its settings cut it to nothing.
         """
         try:
-            patches = int(self.processor.get_number_of_image_patches(image.height, image.width))
+            patches = int(
+                self.processor.get_number_of_image_patches(image.height, image.width)
+            )
         except ValueError as error:
-            raise DataError(f"{image} cannot be shown to the model: {error}; crop it") from error
+            raise DataError(
+                f"{image} cannot be shown to the model: {error}; crop it"
+            ) from error
         except ZeroDivisionError:
             patches = 0
         if not patches:
@@ -124,9 +128,13 @@ def prepare_pixels(processor: Any, image: Image) -> Pixels:
         try:
             made = processor(images=[picture.convert("RGB")], return_tensors="np")
         except ValueError as error:
-            raise DataError(f"{image} cannot be shown to the model: {error}; crop it") from error
+            raise DataError(
+                f"{image} cannot be shown to the model: {error}; crop it"
+            ) from error
     time, height, width = made["image_grid_thw"][0].tolist()
-    return Pixels(np.ascontiguousarray(made["pixel_values"], np.float32), (time, height, width))
+    return Pixels(
+        np.ascontiguousarray(made["pixel_values"], np.float32), (time, height, width)
+    )
 
 
 def image_positions(
@@ -179,7 +187,10 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     reserved = (placeholder, config.get("video_token_id"))
     merged = int(processor.merge_size) ** 2
     return Vision(
-        int(placeholder), frozenset(int(i) for i in reserved if i is not None), processor, merged
+        int(placeholder),
+        frozenset(int(i) for i in reserved if i is not None),
+        processor,
+        merged,
     )
 
 
@@ -201,7 +212,9 @@ def load_image_processor(folder: Path) -> Any:
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+        return AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, backend="pil"
+        )
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"RendererSpec.model: the image processor in {folder} cannot be read ({error}); copy "

@@ -8,7 +8,12 @@ from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.env_driver import EnvDriver
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.gc_pacing import paced_collector
-from agentrl.rollouts.groups import KILLS_WORKER, GroupOutcome, GroupRequest, cancelled_outcome
+from agentrl.rollouts.groups import (
+    KILLS_WORKER,
+    GroupOutcome,
+    GroupRequest,
+    cancelled_outcome,
+)
 from agentrl.rollouts.rollout_spec import (
     AgentSpec,
     EpisodeKey,
@@ -18,8 +23,16 @@ from agentrl.rollouts.rollout_spec import (
     StagePermits,
 )
 from agentrl.rollouts.runner import EpisodeRunner
-from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, NotResumable, SeatState
-from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
+from agentrl.rollouts.states.snapshots import (
+    EpisodeState,
+    GroupState,
+    NotResumable,
+    SeatState,
+)
+from agentrl.rollouts.token_consistency import (
+    assert_extends_context,
+    assert_token_consistency,
+)
 
 __all__ = [
     "KILLS_WORKER",

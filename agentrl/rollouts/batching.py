@@ -76,7 +76,9 @@ def make_batch(
     if not trajectories:
         raise DataError("a batch needs at least one finished trajectory, got none")
     if credit.shape != (len(trajectories),):
-        raise ValueError(f"credit must have shape ({len(trajectories)},), got {credit.shape}")
+        raise ValueError(
+            f"credit must have shape ({len(trajectories)},), got {credit.shape}"
+        )
     weights = np.ones(len(trajectories)) if weight is None else weight
     rows = range(len(groups)) if group_rows is None else group_rows
     turns = turns_of(groups)
@@ -91,19 +93,30 @@ def make_batch(
             "no trajectory of the batch has tokens; train with an engine that returns ids and "
             "logprobs"
         )
-    temperatures = [_checked_temperature(sample, trajectories[row]) for row, sample in samples]
+    temperatures = [
+        _checked_temperature(sample, trajectories[row]) for row, sample in samples
+    ]
     first_turn = np.cumsum([0, *turns_per_row])
     return Batch(
         **_token_columns(samples, first_turn, weights, trained, oldest_version),  # type: ignore[arg-type]
         cu_seqlens=np.cumsum([0, *(len(sample) for _, sample in samples)]).astype(np.int32),
         trajectory=np.asarray([row for row, _ in samples], np.int32),
         temperature=np.asarray(temperatures, np.float32),
-        turn_trajectory=np.repeat(np.arange(len(trajectories), dtype=np.int32), turns_per_row),
-        turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns], np.float32),
-        turn_credit=np.zeros(len(turns), np.float32) if turn_credit is None else turn_credit,
-        state_key=np.asarray([int(turn.state_key or "0", 16) for _, turn in turns], np.uint64),
+        turn_trajectory=np.repeat(
+            np.arange(len(trajectories), dtype=np.int32), turns_per_row
+        ),
+        turn_reward=np.asarray(
+            [sum(turn.rewards.values()) for _, turn in turns], np.float32
+        ),
+        turn_credit=np.zeros(len(turns), np.float32)
+        if turn_credit is None
+        else turn_credit,
+        state_key=np.asarray(
+            [int(turn.state_key or "0", 16) for _, turn in turns], np.uint64
+        ),
         group=np.asarray(
-            [row for row, group in zip(rows, groups, strict=True) for _ in group.finished], np.int32
+            [row for row, group in zip(rows, groups, strict=True) for _ in group.finished],
+            np.int32,
         ),
         group_index=np.asarray([one.group_index for one in trajectories], np.int64),
         rollout_index=np.asarray([one.rollout_index for one in trajectories], np.int32),
@@ -111,9 +124,15 @@ def make_batch(
         credit=credit.astype(np.float32),
         weight=weights,
         interrupted=np.asarray([one.status.interrupted for one in trajectories], np.bool_),
-        routed_experts=None if routing is None else _experts(samples, trajectories, routing),
-        media=media_array(concat_media(one for _, sample in samples for one in sample.segments)),
-        truncated=np.asarray([one.status.kind == "truncated" for one in trajectories], np.bool_),
+        routed_experts=None
+        if routing is None
+        else _experts(samples, trajectories, routing),
+        media=media_array(
+            concat_media(one for _, sample in samples for one in sample.segments)
+        ),
+        truncated=np.asarray(
+            [one.status.kind == "truncated" for one in trajectories], np.bool_
+        ),
     )
 
 
@@ -143,10 +162,13 @@ def _token_columns(
         for row, sample in samples
         for segment, turn in zip(sample.segments, sample.segment_turns, strict=True)
     ]
-    versions = [-1 if one.policy_version is None else one.policy_version for one in segments]
+    versions = [
+        -1 if one.policy_version is None else one.policy_version for one in segments
+    ]
     sizes = [len(segment) for segment in segments]
     logprobs = [
-        np.zeros(len(one), np.float32) if one.logprobs is None else one.logprobs for one in segments
+        np.zeros(len(one), np.float32) if one.logprobs is None else one.logprobs
+        for one in segments
     ]
 
     def by_token(values: Sequence[object], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -196,7 +218,9 @@ def _checked_temperature(sample: Sample, trajectory: Trajectory) -> float:
             f"{sample.segments[0].kind.name}"
         )
     turns = [trajectory.turns[index] for index in sample.turns]
-    found = {turn.sampling.temperature for turn in turns if turn.sampling and turn.completion}
+    found = {
+        turn.sampling.temperature for turn in turns if turn.sampling and turn.completion
+    }
     if len(found) > 1:
         raise DataError(
             f"trajectory {trajectory.id} was sampled at temperatures {sorted(found)} within one "

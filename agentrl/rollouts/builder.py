@@ -76,7 +76,9 @@ class SequenceState:
     def extended(self, observed: tuple[Message, ...]) -> SequenceState:
         """This sequence with ``observed`` at the end of its conversation."""
         return replace(
-            self, messages=(*self.messages, *observed), digest=_digest(self.digest, observed)
+            self,
+            messages=(*self.messages, *observed),
+            digest=_digest(self.digest, observed),
         )
 
 
@@ -225,10 +227,15 @@ class TrajectoryBuilder:
             parent=index,
             ids=concat_ids(completion.segments, after=sent),
             completion=concat_ids(completion.segments),
-            prompt_tokens=int(sent.size) if sequence.parent is None else sequence.prompt_tokens,
+            prompt_tokens=int(sent.size)
+            if sequence.parent is None
+            else sequence.prompt_tokens,
             media=request.media,
             policy_version=max(
-                [sequence.policy_version, *(s.policy_version or 0 for s in completion.segments)]
+                [
+                    sequence.policy_version,
+                    *(s.policy_version or 0 for s in completion.segments),
+                ]
             ),
         )
 
@@ -327,7 +334,9 @@ class TrajectoryBuilder:
             "restarts": dict(self.restarts),
             "repairs": dict(self.repairs),
             "resumed_turns": self.resumed_turns,
-            "unclaimed_rewards": {agent: own for agent, own in self.unclaimed.items() if own},
+            "unclaimed_rewards": {
+                agent: own for agent, own in self.unclaimed.items() if own
+            },
         }
         extra = {name: count for name, count in counted.items() if count}
         return Trajectory(

@@ -69,7 +69,9 @@ class EpisodeContext:
     told: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, spec: RolloutSpec, engine: RolloutEngine, *, sandboxes: int = 0) -> EpisodeContext:
+    def of(
+        cls, spec: RolloutSpec, engine: RolloutEngine, *, sandboxes: int = 0
+    ) -> EpisodeContext:
         """Builds the parts of a specification; whatever plays episodes gets them here.
 
         Args:
@@ -92,7 +94,9 @@ class EpisodeContext:
             SandboxPool(sandbox, max_running=sandboxes) if sandbox and sandboxes else None,
         )
 
-    def service(self, make: Callable[[RolloutEngine], Service], *, key: Hashable = None) -> Service:
+    def service(
+        self, make: Callable[[RolloutEngine], Service], *, key: Hashable = None
+    ) -> Service:
         """The host's only ``make(engine)``, created at its first use; by default it is known by
         ``make`` itself.
         """

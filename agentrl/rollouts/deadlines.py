@@ -121,4 +121,6 @@ class Deadline(PausableTimeout):
         if timed_out and self.expired():
             straggler = self._straggler
             cancelled = straggler is not None and straggler.requested
-            raise LimitSpentError(StragglerCancel.reason if cancelled else self._reason) from None
+            raise LimitSpentError(
+                StragglerCancel.reason if cancelled else self._reason
+            ) from None

@@ -13,7 +13,12 @@ from agentrl.errors import EnvError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import SequenceState
 from agentrl.rollouts.deadlines import Deadline
-from agentrl.rollouts.states.snapshots import EpisodeState, NotResumable, SeatState, StateSlot
+from agentrl.rollouts.states.snapshots import (
+    EpisodeState,
+    NotResumable,
+    SeatState,
+    StateSlot,
+)
 from agentrl.rollouts.states.state_recorder import StateRecorder
 from agentrl.rollouts.tool_calls import num_bad_turns
 from agentrl.rollouts.turns import TurnGenerator
@@ -100,7 +105,9 @@ class EnvDriver:
         context = self._turns.context
         builder = self._turns.builder
         # Files of images are read here, once, so that the record has what the policy saw.
-        builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
+        builder.task = replace(
+            builder.task, messages=await _with_images(builder.task.messages, {})
+        )
         make = partial(
             self._spec.build,
             builder.task,
@@ -221,11 +228,15 @@ class EnvDriver:
         try:
             with wall(failed_as(EnvError, "it cannot be read:")):
                 found = [
-                    f for f in observation_findings(last, verb="step") if f.rule != _NO_MESSAGE
+                    f
+                    for f in observation_findings(last, verb="step")
+                    if f.rule != _NO_MESSAGE
                 ]
                 faults = "; ".join(map(str, found))
                 if not faults and isinstance(last, Observation):
-                    builder.observe(await _with_images(last.messages, last.images), last.info)
+                    builder.observe(
+                        await _with_images(last.messages, last.images), last.info
+                    )
         except EnvError as error:
             faults = str(error)
         if faults:

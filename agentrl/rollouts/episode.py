@@ -94,10 +94,16 @@ async def run_episode(
             )
     except AgentRLError as error:
         status = Status("failed", error.boundary, str(error))
-        builder.info |= {"retryable": error.retryable, "fault": builder.fault, **told_of(error)}
+        builder.info |= {
+            "retryable": error.retryable,
+            "fault": builder.fault,
+            **told_of(error),
+        }
     except Exception as error:  # noqa: BLE001
         # The boundary: what no wall has met ends its own episode, and not the run.
-        status = Status("failed", AgentRLError.boundary, f"the episode raised {described(error)}")
+        status = Status(
+            "failed", AgentRLError.boundary, f"the episode raised {described(error)}"
+        )
         told = {"traceback": "".join(format_exception(error)[-_FRAMES:]), **told_of(error)}
         builder.info |= {"retryable": True, "fault": builder.fault, **told}
     finally:
@@ -165,7 +171,9 @@ def _without_turns(turns: TurnGenerator, reason: str) -> Status:
     if turns.has_asked:
         waiting = f"{reason} while waiting for the engine's first completion"
         return Status("failed", "engine", waiting)
-    return Status("failed", "env", f"{reason} before the policy was asked for its first turn")
+    return Status(
+        "failed", "env", f"{reason} before the policy was asked for its first turn"
+    )
 
 
 def _caused_by_policy(
@@ -192,7 +200,9 @@ def _repeats(builder: TrajectoryBuilder, previous: Trajectory | None) -> bool:
     )
 
 
-def _is_own_crash(turns: TurnGenerator, error: ToolFaultError, previous: Trajectory | None) -> bool:
+def _is_own_crash(
+    turns: TurnGenerator, error: ToolFaultError, previous: Trajectory | None
+) -> bool:
     """Whether a service died under the episode's own calls, so that the policy has caused it.
 
     It must have died under a call of the attempt before too, and have answered in between. Where
@@ -246,7 +256,10 @@ async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) ->
     builder.rewards = seats[chosen].rewards
     builder.reward = seats[chosen].reward
     for agent, (_, reasons) in scored.items():
-        given = {name if agent == chosen else f"{agent}: {name}": w for name, w in reasons.items()}
+        given = {
+            name if agent == chosen else f"{agent}: {name}": w
+            for name, w in reasons.items()
+        }
         builder.reasons = {**builder.reasons, **given}
 
 
@@ -278,7 +291,9 @@ async def _score_seat(
     }
     builder.weigh_turn_rewards(agent, of_turns, spec.step_reward_weight)
     rewards = {name: score.value for name, score in scores.items()}
-    reward = rubric.total(rewards, step_reward=step_reward, step_weight=spec.step_reward_weight)
+    reward = rubric.total(
+        rewards, step_reward=step_reward, step_weight=spec.step_reward_weight
+    )
     if any(turn.rewards for turn in played):
         rewards["step"] = step_reward
     reasons = {name: score.why for name, score in scores.items() if score.why is not None}

@@ -33,7 +33,8 @@ async def with_group_scores(
         failed = Status("failed", "reward", str(error))
         told = told_of(error)
         changed = {
-            t.id: replace(t, status=failed, reward=None, info={**t.info, **told}) for t in finished
+            t.id: replace(t, status=failed, reward=None, info={**t.info, **told})
+            for t in finished
         }
         return tuple(changed.get(t.id, t) for t in trajectories)
     changed = {}

@@ -133,8 +133,14 @@ class GroupInFlight:
 
     def __post_init__(self) -> None:
         saved = self.request.saved
-        kept = (NotResumable(),) * self.request.num_rollouts if saved is None else saved.rollouts
-        self.rollouts = [one if isinstance(one, Trajectory) else StateSlot(one) for one in kept]
+        kept = (
+            (NotResumable(),) * self.request.num_rollouts
+            if saved is None
+            else saved.rollouts
+        )
+        self.rollouts = [
+            one if isinstance(one, Trajectory) else StateSlot(one) for one in kept
+        ]
         self.retried = [] if saved is None else list(saved.retried)
 
     def cancel(self) -> None:
@@ -146,7 +152,9 @@ class GroupInFlight:
         """The group's present state."""
         return GroupState(
             self.request.group_index,
-            tuple(one if isinstance(one, Trajectory) else one.state for one in self.rollouts),
+            tuple(
+                one if isinstance(one, Trajectory) else one.state for one in self.rollouts
+            ),
             tuple(self.retried),
             first_attempt=self.request.first_attempt,
         )

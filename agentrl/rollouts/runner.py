@@ -27,7 +27,12 @@ from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import Deadline, Deadlines, LimitSpentError, StragglerCancel
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.group_scores import with_group_scores
-from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
+from agentrl.rollouts.groups import (
+    GroupInFlight,
+    GroupOutcome,
+    GroupRequest,
+    cancelled_outcome,
+)
 from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.rollouts.states.snapshots import EpisodeState, GroupState, StateSlot
 from agentrl.tools import TOOL_THREADS
@@ -134,7 +139,9 @@ class EpisodeRunner:
         """The episodes that wait longest for one thing, as JSON: which, its turns so far, for what,
         and seconds. From any thread."""
         groups = list(self._in_flight.values())
-        builders = [own for group in groups for own in list(group.builders.values()) if own.doing]
+        builders = [
+            own for group in groups for own in list(group.builders.values()) if own.doing
+        ]
         now = time.monotonic()
         return [
             {
@@ -186,7 +193,8 @@ class EpisodeRunner:
         self._thread.stop(_CLOSE_DEADLINE_S)
         if self._thread.thread.is_alive():
             raise EngineError(
-                f"the episode runner did not end within {_CLOSE_DEADLINE_S} s", retryable=False
+                f"the episode runner did not end within {_CLOSE_DEADLINE_S} s",
+                retryable=False,
             )
 
     def _start(self, request: GroupRequest) -> None:
@@ -232,7 +240,9 @@ class EpisodeRunner:
                 tasks = [rollouts.create_task(play(n)) for n in range(request.num_rollouts)]
         sandboxes = self._context.sandboxes
         played = tuple(
-            self._failed(group, number, _CANCELLED_ITSELF) if task.cancelled() else task.result()
+            self._failed(group, number, _CANCELLED_ITSELF)
+            if task.cancelled()
+            else task.result()
             for number, task in enumerate(tasks)
         )
         scored = await with_group_scores(self._context.rubric, played)

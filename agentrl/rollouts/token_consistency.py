@@ -40,10 +40,15 @@ def assert_token_consistency(
     if usage.prompt_tokens != sent:
         _fail(request, f"{sent} ids were sent, the engine was given {usage.prompt_tokens}")
     if usage.completion_tokens != sampled:
-        _fail(request, f"{sampled} ids came back, the engine made {usage.completion_tokens}")
+        _fail(
+            request, f"{sampled} ids came back, the engine made {usage.completion_tokens}"
+        )
     # the last sampled token has no KV unless the engine has run it through the model
     if usage.kv_tokens is not None and usage.kv_tokens not in (length - 1, length):
-        _fail(request, f"the sequence has {length} ids, the engine's KV cache {usage.kv_tokens}")
+        _fail(
+            request,
+            f"the sequence has {length} ids, the engine's KV cache {usage.kv_tokens}",
+        )
     most = request.sampling.max_new_tokens
     if sampled > most:
         _fail(request, f"{sampled} ids came back, max_new_tokens was {most}")
@@ -61,10 +66,14 @@ def _assert_policy_segments(
         if segment.kind is not SegmentKind.POLICY or segment.policy_version is None:
             _fail(request, f"a completion holds a segment of kind {segment.kind.name}")
         if segment.policy_version < previous:
-            _fail(request, f"policy version fell from {previous} to {segment.policy_version}")
+            _fail(
+                request, f"policy version fell from {previous} to {segment.policy_version}"
+            )
         previous = segment.policy_version
         if (outside := first_outside(segment.token_ids, vocab_size)) is not None:
-            _fail(request, f"id {outside} is outside the model's vocabulary of {vocab_size}")
+            _fail(
+                request, f"id {outside} is outside the model's vocabulary of {vocab_size}"
+            )
 
 
 def assert_extends_context(request: GenerateRequest, previous: I32) -> None:
@@ -83,7 +92,9 @@ def assert_extends_context(request: GenerateRequest, previous: I32) -> None:
         _fail(request, f"it has {ids.size} ids, the sequence that it extends has {n}")
     at = common_prefix(ids, previous)
     if at < n:
-        _fail(request, f"id {int(ids[at])} at {at} where the sequence has {int(previous[at])}")
+        _fail(
+            request, f"id {int(ids[at])} at {at} where the sequence has {int(previous[at])}"
+        )
 
 
 def _fail(request: GenerateRequest, what: str) -> NoReturn:

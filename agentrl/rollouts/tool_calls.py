@@ -40,7 +40,9 @@ def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
         return f"call_{number}_{call_id.rpartition('_')[2]}"
 
     calls = tuple(replace(call, id=renamed(call.id)) for call in parsed.tool_calls)
-    problems = tuple(replace(problem, id=renamed(problem.id)) for problem in parsed.problems)
+    problems = tuple(
+        replace(problem, id=renamed(problem.id)) for problem in parsed.problems
+    )
     spans = {renamed(call_id): span for call_id, span in parsed.spans.items()}
     return _with_calls(parsed, calls, problems, spans)
 

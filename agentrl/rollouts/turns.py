@@ -21,7 +21,10 @@ from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder, TurnReque
 from agentrl.rollouts.context import EpisodeContext
 from agentrl.rollouts.deadlines import counted_now
 from agentrl.rollouts.states.snapshots import EpisodeState, SeatState
-from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
+from agentrl.rollouts.token_consistency import (
+    assert_extends_context,
+    assert_token_consistency,
+)
 from agentrl.rollouts.tool_calls import bounded, renumbered
 from agentrl.store.json_text import to_json
 from agentrl.tools.parsers import MarkedFormat, read_completion
@@ -181,7 +184,9 @@ class TurnGenerator:
             return self._no_room("rollout.context_tokens", fewest, "at least ")
         segments = None
         if sequence.ids.size:
-            segments = renderer.extend(sequence.completion, observed, sequence.messages, tools)
+            segments = renderer.extend(
+                sequence.completion, observed, sequence.messages, tools
+            )
         # The template rewrites what was said, or there is nothing to extend: the whole conversation
         # becomes a new prompt.
         if segments is None:
@@ -199,11 +204,14 @@ class TurnGenerator:
         if length >= spec.context_tokens:
             return self._no_room("rollout.context_tokens", length)
         budget = min(
-            limits.max_response_tokens - (length - prompt_tokens), spec.context_tokens - length
+            limits.max_response_tokens - (length - prompt_tokens),
+            spec.context_tokens - length,
         )
         if budget < 1:
             return Status("truncated", "max_response_tokens")
-        return TurnRequest(sequence, observed, segments, tools, min(limits.max_turn_tokens, budget))
+        return TurnRequest(
+            sequence, observed, segments, tools, min(limits.max_turn_tokens, budget)
+        )
 
     async def generate(
         self,
@@ -272,10 +280,17 @@ class TurnGenerator:
             sampling=chosen,
             asked_at=start,
             offered_tools=self._offered_tools(turn.tools),
-            timings={"generate_s": seconds, **({"paused_s": paused} if paused > 1e-3 else {})},
+            timings={
+                "generate_s": seconds,
+                **({"paused_s": paused} if paused > 1e-3 else {}),
+            },
         )
         action = Action(
-            text, parsed.message, parsed.tool_calls, parsed.problems, completion.finish_reason
+            text,
+            parsed.message,
+            parsed.tool_calls,
+            parsed.problems,
+            completion.finish_reason,
         )
         return TurnResult(action, completion, sequence)
 
@@ -299,7 +314,9 @@ class TurnGenerator:
         sequence = last.sequence
         if sequence.ids.size:
             ids = concat_ids(last.segments, after=sequence.ids)
-            measured["template_frac"] = template_frac(ids, sequence.messages, last.tools, renderer)
+            measured["template_frac"] = template_frac(
+                ids, sequence.messages, last.tools, renderer
+            )
         elif measured:  # the ids are the template's own prompt
             measured["template_frac"] = 0.0
         self.builder.count("retokenize_s", time.monotonic() - start)
@@ -312,7 +329,9 @@ class TurnGenerator:
         renderer = self.context.renderer
         if renderer is None or not turn.segments:
             return ""
-        opened = opened_thoughts(renderer.decode(turn.segments[-1].token_ids[-_PROMPT_END:]))
+        opened = opened_thoughts(
+            renderer.decode(turn.segments[-1].token_ids[-_PROMPT_END:])
+        )
         return opened if opened and isinstance(self.context.parser, MarkedFormat) else ""
 
     async def release(self) -> str:
@@ -339,7 +358,9 @@ class TurnGenerator:
         sequence = turn.sequence
         key = self.builder.key
         media = (*sequence.media, *concat_media(turn.segments, int(sequence.ids.size)))
-        images = {image.sha256: image for image in images_in(sequence.messages)} if media else {}
+        images = (
+            {image.sha256: image for image in images_in(sequence.messages)} if media else {}
+        )
         return GenerateRequest(
             request_id=f"{sequence.session_id}/{number}",
             session_id=sequence.session_id,
@@ -403,7 +424,9 @@ class TurnGenerator:
         with wall(failed_as(ToolError, f"{name} raised", " for a completion; correct it")):
             parsed: Any = await read_completion(parser, whole, tools)
         if not isinstance(parsed, ParsedMessage):
-            raise ToolError(f"{name} must give a ParsedMessage, got {shown(parsed)}; correct it")
+            raise ToolError(
+                f"{name} must give a ParsedMessage, got {shown(parsed)}; correct it"
+            )
         return text, parsed
 
     def _no_room(self, setting: str, length: int, bound: str = "") -> Status:

@@ -24,7 +24,15 @@ from agentrl.controller.evaluator import EvalSet, RollOut, RolloutEvaluator
 from agentrl.controller.loop import train
 from agentrl.controller.stage.stage_run import StageRun
 from agentrl.controller.state import TrainState
-from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, Score, ToolEnv, WrapperReference
+from agentrl.envs import (
+    EnvSpec,
+    EpisodeView,
+    RewardFn,
+    Rubric,
+    Score,
+    ToolEnv,
+    WrapperReference,
+)
 from agentrl.envs.rewards import BUILT_IN
 from agentrl.envs.rewards.custom import custom_reward
 from agentrl.errors import ConfigError
@@ -130,14 +138,18 @@ def _bound(part: RewardFunctionConfig, base_dir: str) -> RewardFn:
     check_takes(function, part.function, broken, takes, "episode", **args)
 
     def reward(view: EpisodeView) -> float | Score | Awaitable[float | Score]:
-        value: float | Score | Awaitable[float | Score] = function(view, **private_copy(args))
+        value: float | Score | Awaitable[float | Score] = function(
+            view, **private_copy(args)
+        )
         return value
 
     # The marks of the decorators, such as what it scores, must survive.
     reward.__dict__.update(getattr(function, "__dict__", {}))
     # So errors name the line of the user's function and not of this one.
     reward.__dict__["__wrapped__"] = function
-    reward.__name__ = str(part.name or getattr(function, "__name__", type(function).__name__))
+    reward.__name__ = str(
+        part.name or getattr(function, "__name__", type(function).__name__)
+    )
     return reward
 
 
@@ -226,7 +238,9 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
         asked["resources"] = resources if with_tools else {}
     if stage.env.mcp and with_tools:
         asked["mcp"] = {
-            name: server.replace(cwd=str(stage.base_dir / Path(server.cwd or "").expanduser()))
+            name: server.replace(
+                cwd=str(stage.base_dir / Path(server.cwd or "").expanduser())
+            )
             for name, server in stage.env.mcp.items()
         }
     if stage.env.endpoints:
@@ -236,7 +250,9 @@ def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) 
     if stage.env.system_prompt is not None:
         asked["system_prompt"] = stage.env.system_prompt
     # Without tools the setting says nothing, so that a factory need not take it.
-    if not stage.env.describe_tools_in_prompt and (tools or "describe_tools_in_prompt" in taken):
+    if not stage.env.describe_tools_in_prompt and (
+        tools or "describe_tools_in_prompt" in taken
+    ):
         asked["describe_tools_in_prompt"] = False
     if lacking := [name for name in asked if name not in taken]:
         raise ConfigError(
@@ -314,7 +330,9 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
     server.
     """
     rollout = stage.rollout
-    group_indices = stage.train.batch_prompts * (rollout.max_staleness + 1 + rollout.oversample)
+    group_indices = stage.train.batch_prompts * (
+        rollout.max_staleness + 1 + rollout.oversample
+    )
     episodes = min(
         rollout.max_running,
         math.ceil(group_indices) * stage.rollouts_per_group,
@@ -328,7 +346,8 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> R
         max_prompt_tokens=stage.data.max_prompt_tokens,
         root_seed=stage.run.seed,
         step_reward_weight=stage.reward.step_weight,
-        save_episode_state=stage.checkpoint.every is not None and not stage.run.deterministic,
+        save_episode_state=stage.checkpoint.every is not None
+        and not stage.run.deterministic,
         states=stage.store.states,
         agents=stage.env.agents,
         num_alternatives=NUM_ALTERNATIVES if stage.store.detail == "full" else 0,
@@ -369,7 +388,11 @@ def renderer_spec(stage: StageConfig, model: Path) -> RendererSpec:
     """
     own = stage.model
     template = own.chat_template
-    if template is not None and "{%" not in template and (stage.base_dir / template).is_file():
+    if (
+        template is not None
+        and "{%" not in template
+        and (stage.base_dir / template).is_file()
+    ):
         template = str(stage.base_dir / template)
     return RendererSpec(str(model), own.renderer, template, own.enable_thinking)
 
@@ -405,7 +428,9 @@ def other_folder(
     """
     if own.stage is None:
         path = own.path
-        return None if path is None else given_model(path, stage.base_dir, key=f"{key}.path")
+        return (
+            None if path is None else given_model(path, stage.base_dir, key=f"{key}.path")
+        )
     if own.stage not in trained:
         raise ConfigError(
             f"{key}.stage={own.stage!r} was not trained here; name its folder: {key}.path=FOLDER"
@@ -420,7 +445,9 @@ def model_settings(stage: StageConfig) -> dict[str, Any]:
         "dtype": stage.dtype,
         "backend": absolute(train.backend, stage.base_dir),
         "attention": stage.model.attention,
-        "sharding": Sharding(train.shard, train.shard_size, train.gradient_sync, train.ep_size),
+        "sharding": Sharding(
+            train.shard, train.shard_size, train.gradient_sync, train.ep_size
+        ),
         "router_aux_loss": train.router_aux_loss,
         "head_dtype": stage.model.head_dtype,
         "offload": train.offload,
@@ -429,7 +456,9 @@ def model_settings(stage: StageConfig) -> dict[str, Any]:
     }
 
 
-def rollout_evaluator(stage: StageConfig, live: LiveObjects, roll_out: RollOut) -> RolloutEvaluator:
+def rollout_evaluator(
+    stage: StageConfig, live: LiveObjects, roll_out: RollOut
+) -> RolloutEvaluator:
     """Evaluates the stage's policy on every set of ``eval.sets``.
 
     Args:

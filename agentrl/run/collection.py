@@ -74,7 +74,9 @@ def collect(
     if stage.data.train is None:
         raise ConfigError("data.train is required, whose tasks are played; got none")
     if stage.data.stream and num_tasks is None:
-        raise ConfigError("data.stream=true has no end; say how many tasks to play, got none")
+        raise ConfigError(
+            "data.stream=true has no end; say how many tasks to play, got none"
+        )
     tasks = DataSet.of_training(stage).tasks()
     directory = _directory(config, out, tasks, samples)
     chosen = tasks[:num_tasks]
@@ -103,12 +105,16 @@ def collect(
                     _stored(player, missing, finished, writer, events), already + 1
                 ):
                     played(done, len(draws))
-    stored = [s for s in TrajectoryReader(directory).summaries() if s.group_index < len(chosen)]
+    stored = [
+        s for s in TrajectoryReader(directory).summaries() if s.group_index < len(chosen)
+    ]
     newest = {(summary.group_index, summary.rollout_index): summary for summary in stored}
     collected = [newest[key] for key in sorted(newest)]
     if all(summary.reward is None for summary in collected):
         ids = [summary.id for summary in collected]
-        check_some_finished([s.trajectory for s in TrajectoryReader(directory).get_many(ids)])
+        check_some_finished(
+            [s.trajectory for s in TrajectoryReader(directory).get_many(ids)]
+        )
     return collected
 
 
@@ -166,7 +172,9 @@ def _finished(directory: RunDirectory) -> defaultdict[int, set[int]]:
     return siblings
 
 
-def _directory(config: RunConfig, out: Path, tasks: Sequence[Task], samples: int) -> RunDirectory:
+def _directory(
+    config: RunConfig, out: Path, tasks: Sequence[Task], samples: int
+) -> RunDirectory:
     """The run directory: a new one, or one that the same settings made.
 
     Raises:

@@ -62,7 +62,9 @@ def longest_sequence(stage: StageConfig, model: Path) -> int:
         model: the folder that it starts from.
     """
     positions = _positions(model)
-    return stage.context_tokens if positions is None else min(stage.context_tokens, positions)
+    return (
+        stage.context_tokens if positions is None else min(stage.context_tokens, positions)
+    )
 
 
 def _positions(folder: Path) -> int | None:

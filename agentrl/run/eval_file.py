@@ -43,13 +43,16 @@ def evaluated_tasks(trajectories: Iterable[Trajectory]) -> list[EvaluatedTask]:
     """Trajectories by task, in the order of first appearance; scored by ``metrics.correctness``."""
     groups: dict[tuple[str, str], list[Trajectory]] = {}
     for trajectory in trajectories:
-        groups.setdefault((trajectory.task.data_source, trajectory.task.id), []).append(trajectory)
+        groups.setdefault((trajectory.task.data_source, trajectory.task.id), []).append(
+            trajectory
+        )
     return [
         EvaluatedTask(
             own[0].task,
             tuple(own),
             tuple(
-                correctness(t) if t.status.finished and t.reward is not None else None for t in own
+                correctness(t) if t.status.finished and t.reward is not None else None
+                for t in own
             ),
         )
         for own in groups.values()
@@ -158,13 +161,16 @@ def _schema() -> Any:
 
 def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
     task = entry.task
-    first = next((turn for episode in entry.trajectories[:1] for turn in episode.turns), None)
+    first = next(
+        (turn for episode in entry.trajectories[:1] for turn in episode.turns), None
+    )
     # The first observation is what the policy read, the system prompt included.
     opening = (first and first.observed) or task.messages
     return {
         "data_source": _text(task.data_source),
         "prompt": [
-            {"role": message["role"], "content": _text(message["content"])} for message in opening
+            {"role": message["role"], "content": _text(message["content"])}
+            for message in opening
         ],
         "ability": _text(str(task.info.get("ability", "agent"))),
         "reward_model": {"style": "rule", "ground_truth": _text(task.answer)},

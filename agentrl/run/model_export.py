@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.controller.checkpoints.stage_checkpoints import MANIFEST, step_of, whole_checkpoints
+from agentrl.controller.checkpoints.stage_checkpoints import (
+    MANIFEST,
+    step_of,
+    whole_checkpoints,
+)
 from agentrl.errors import DataError
 from agentrl.store import RunDirectory
 

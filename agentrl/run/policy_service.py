@@ -18,7 +18,12 @@ from agentrl.rollouts import EpisodeContext
 from agentrl.run.build import LiveObjects, rollout_spec
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import new_run
-from agentrl.run.policy_source import check_no_scorer, played_stage, policy_folder, stage_alone
+from agentrl.run.policy_source import (
+    check_no_scorer,
+    played_stage,
+    policy_folder,
+    stage_alone,
+)
 from agentrl.run.stage_tokenizer import keep_tokenizer
 from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.store.model_folder import given_model
@@ -72,7 +77,9 @@ def serve_policy(
         if out is not None:
             directory = new_run(out, stage_alone(stage, folder), str(folder))
             keep_tokenizer(directory, stage.name, folder)
-            writer = stack.enter_context(TrajectoryWriter(directory, detail=stage.store.detail))
+            writer = stack.enter_context(
+                TrajectoryWriter(directory, detail=stage.store.detail)
+            )
 
             def keep(trajectory: Trajectory) -> None:
                 writer.write(trajectory, 0)
@@ -94,7 +101,9 @@ def serve_policy(
         asyncio.run(_serve(server, announce))
 
 
-async def _serve(make: Callable[[], StandaloneServer], announce: Callable[[str], None]) -> None:
+async def _serve(
+    make: Callable[[], StandaloneServer], announce: Callable[[str], None]
+) -> None:
     server = make()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -102,7 +111,10 @@ async def _serve(make: Callable[[], StandaloneServer], announce: Callable[[str],
         loop.add_signal_handler(number, stopped.set)
     try:
         announce(await server.start())
-        ending = [asyncio.create_task(stopped.wait()), asyncio.create_task(server.until_failure())]
+        ending = [
+            asyncio.create_task(stopped.wait()),
+            asyncio.create_task(server.until_failure()),
+        ]
         done, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
         for task in ending:
             task.cancel()

@@ -113,7 +113,9 @@ def policy_folder(named: Path, base_dir: Path) -> Path:
     return finished
 
 
-def stage_alone(stage: StageConfig, model: Path | None, *, run: Path | None = None) -> RunConfig:
+def stage_alone(
+    stage: StageConfig, model: Path | None, *, run: Path | None = None
+) -> RunConfig:
     """A configuration of ``stage`` alone, with the weights in ``model``, or with those of a server.
 
     Args:

@@ -114,7 +114,9 @@ def check_named(config: RunConfig, stages: Sequence[StageConfig]) -> None:
     own = config.model
     if own.build is not None:
         folder = config.base_dir
-        bind_named("model.build", own.build, folder, config.run.seed, own.build_args, folder)
+        bind_named(
+            "model.build", own.build, folder, config.run.seed, own.build_args, folder
+        )
     for stage in stages:
         training_loop(stage)
         if stage.checkpoint.copy_to is not None:
@@ -164,9 +166,13 @@ def start_model(config: RunConfig, directory: RunDirectory) -> Path:
     # A folder that is there is whole: it is moved into its place when everything is written.
     if folder.is_dir():
         return folder
-    assert own.build is not None, "the configuration's rules ask for model.path or model.build"
+    assert own.build is not None, (
+        "the configuration's rules ask for model.path or model.build"
+    )
     with replacing_folder(folder) as part:
-        call_named("model.build", own.build, config.base_dir, config.run.seed, own.build_args, part)
+        call_named(
+            "model.build", own.build, config.base_dir, config.run.seed, own.build_args, part
+        )
         if not (part / "config.json").is_file():
             raise DataError(
                 f"model.build='{own.build}' wrote no config.json into the folder that it was given"

@@ -127,10 +127,14 @@ def rollouts(
 
     def send_weights(policy: str, version: int, mode: PauseMode) -> None:
         changes = version % stage.rollout.full_sync_every > 0
-        processes.sync.publish(policy, policies[policy], pool, version, mode, changes=changes)
+        processes.sync.publish(
+            policy, policies[policy], pool, version, mode, changes=changes
+        )
 
     # Batches and evaluations wait at the same service, so that its deadline covers the larger one.
-    most_tasks = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
+    most_tasks = max(
+        (item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0
+    )
     trained = draws_per_batch(stage) * stage.rollouts_per_group
     evaluated = most_tasks * stage.eval.samples
     return RolloutService(
@@ -171,7 +175,9 @@ def stored_groups(
 
     def groups_of(step: int) -> list[TrajectoryGroup]:
         groups = batches.groups_of(step)
-        images = {name for group in groups for one in group.trajectories for name in one.images()}
+        images = {
+            name for group in groups for one in group.trajectories for name in one.images()
+        }
         for name in images:
             context.directory.write_blob(batches.run.read_blob(name))
         return groups
@@ -227,6 +233,7 @@ def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:
     """
     rollout = stage.rollout
     waves = math.ceil(
-        num_episodes / min(rollout.max_running, stage.sandbox.max_running or rollout.max_running)
+        num_episodes
+        / min(rollout.max_running, stage.sandbox.max_running or rollout.max_running)
     )
     return waves * rollout.total_s + 60.0

@@ -169,7 +169,11 @@ def _beside(
     given = {**model_settings(stage), "deterministic": stage.run.deterministic}
     if issubclass(kind, LearnerSpec):
         # it learns while a critic warms up too
-        given = {**_learner(recipe), "optim": optim, "total_steps": recipe.optimizer_steps()}
+        given = {
+            **_learner(recipe),
+            "optim": optim,
+            "total_steps": recipe.optimizer_steps(),
+        }
         # the setting is of the stage's model
         given["vision"] = "frozen"
     given["reads_policy"] = folder is not None
@@ -178,7 +182,9 @@ def _beside(
     if folder is not None and not is_mixture(folder):
         # the stage's settings of experts are those of its model
         given |= {"router_aux_loss": 0.0, "sharding": replace(given["sharding"], ep=1)}
-    made: RoleSpec = kind(**(given | {"model_path": str(folder or recipe.model)} | settings))
+    made: RoleSpec = kind(
+        **(given | {"model_path": str(folder or recipe.model)} | settings)
+    )
     return made
 
 
@@ -254,7 +260,9 @@ def rollout_worker_spec(
     if recipe.algorithm.learns_from != "rollouts" or stage.replays:
         return None
     return RolloutWorkerSpec(
-        engine_plan(stage, recipe.model, trainer_bytes=_trainer_bytes(recipe) if training else 0),
+        engine_plan(
+            stage, recipe.model, trainer_bytes=_trainer_bytes(recipe) if training else 0
+        ),
         rollout_spec(stage, live, recipe.model),
         sleeps=training and stage.sleeps,
     )
@@ -268,7 +276,9 @@ def _trainer_bytes(recipe: StageRecipe) -> int:
     ranks = own or stage.placement.world_size
     # A weight in float32 has 4 bytes, and AdamW's two moments of it have 8, but none beside an
     # adapter.
-    bytes_a_number: dict[Path | None, int] = {recipe.model: 4 if stage.model.lora.given else 12}
+    bytes_a_number: dict[Path | None, int] = {
+        recipe.model: 4 if stage.model.lora.given else 12
+    }
     others = [("reward_model", recipe.reward_model, 4)]
     for key, folder in recipe.others.items():
         frozen = key == "critic" and stage.critic.lora.given
@@ -328,15 +338,24 @@ def run_stage(
     stage = stage.replace(train=stage.train.replace(steps=num_steps, epochs=None))
     check_warmup(algorithm, num_steps)
     _announce(
-        context, stage, algorithm, model, num_steps, done=manifest.state.step if manifest else 0
+        context,
+        stage,
+        algorithm,
+        model,
+        num_steps,
+        done=manifest.state.step if manifest else 0,
     )
-    others = {key: other_folder(stage, models, key, own) for key, own in stage.others.items()}
+    others = {
+        key: other_folder(stage, models, key, own) for key, own in stage.others.items()
+    }
     recipe = StageRecipe(stage, algorithm, model, scorer, num_steps, others)
     processes = context.processes
     specs = role_specs(recipe)
     left = _left(context, stage, manifest)
     with context.timer.phase("setup"):
-        processes.setup(specs, rollout_worker_spec(recipe, context.live), going_on=left is not None)
+        processes.setup(
+            specs, rollout_worker_spec(recipe, context.live), going_on=left is not None
+        )
     roles = {
         name: RoleHandle(
             processes.roles[name],
@@ -353,7 +372,9 @@ def run_stage(
     start = snapshot.next_group_index
     schedule: Schedule
     if batches is not None:
-        schedule = stored_groups(context, recipe, batches, recorder, first_group_index=start)
+        schedule = stored_groups(
+            context, recipe, batches, recorder, first_group_index=start
+        )
     elif plays:
         policies = {MAIN_POLICY: roles["actor"]}
         schedule = rollouts(
@@ -421,7 +442,9 @@ def _leave(context: RunContext, run: StageRun, error: BaseException) -> None:
         context.restarts.left = run.stage.name, left
 
 
-def _left(context: RunContext, stage: StageConfig, manifest: Manifest | None) -> HandOver | None:
+def _left(
+    context: RunContext, stage: StageConfig, manifest: Manifest | None
+) -> HandOver | None:
     """What the stage's rollout workers go on with; None where they are to be set up."""
     name, left = context.restarts.left or ("", None)
     if left is None or name != stage.name:
@@ -469,7 +492,10 @@ def _announce(
 
 
 def _recorder(
-    context: RunContext, stage: StageConfig, algorithm: AlgorithmSpec, manifest: Manifest | None
+    context: RunContext,
+    stage: StageConfig,
+    algorithm: AlgorithmSpec,
+    manifest: Manifest | None,
 ) -> Recorder:
     """What the stage leaves behind, from where a checkpoint stood."""
     rows = read_jsonl(context.directory.metrics_path) if manifest else ()
@@ -513,7 +539,9 @@ def _tell_renderer(context: RunContext, stage: StageConfig, model: Path) -> None
     )
 
 
-def _evaluator(context: RunContext, recipe: StageRecipe, schedule: Schedule) -> Evaluator | None:
+def _evaluator(
+    context: RunContext, recipe: StageRecipe, schedule: Schedule
+) -> Evaluator | None:
     """Evaluates the stage's model on held-out data; None for a stage that only imitates."""
     stage = recipe.stage
     kind = recipe.algorithm.learns_from
@@ -554,4 +582,6 @@ def finished_stage(context: RunContext, stage: StageConfig) -> StageOutcome | No
         return None
     next_group_index = manifest.rollouts.next_group_index if stage.plays else 0
     state = manifest.state
-    return StageOutcome(next_group_index, manifest.results, state.step, state.without_signal)
+    return StageOutcome(
+        next_group_index, manifest.results, state.step, state.without_signal
+    )

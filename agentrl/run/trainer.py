@@ -195,7 +195,13 @@ class Trainer(Closing):
                         stop.deferred = False
                         stop.check()
                         session = _Session(
-                            directory, stages, display, events, heartbeat, stop, take_signals
+                            directory,
+                            stages,
+                            display,
+                            events,
+                            heartbeat,
+                            stop,
+                            take_signals,
                         )
                         return self._train(session, resume=resume)
                 except BaseException as error:
@@ -219,12 +225,17 @@ class Trainer(Closing):
         "num_tasks"}}``."""
         results = self.evaluate_sets(name)
         return {
-            result.name: {**result.numbers, "num_tasks": result.num_tasks} for result in results
+            result.name: {**result.numbers, "num_tasks": result.num_tasks}
+            for result in results
         }
 
     @naming_keys()
     def evaluate_sets(
-        self, name: str | None = None, *, samples: int | None = None, greedy: bool | None = None
+        self,
+        name: str | None = None,
+        *,
+        samples: int | None = None,
+        greedy: bool | None = None,
     ) -> list[Evaluation]:
         """Evaluates the policy and keeps every episode; each set is played with its own settings,
         as in training.
@@ -240,7 +251,9 @@ class Trainer(Closing):
         stage = self._player.stage()
         sets = stage.eval.sets
         if name is not None and name not in sets:
-            raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(sets) or 'none'}")
+            raise ConfigError(
+                f"eval.sets has no {name!r}; it has {', '.join(sets) or 'none'}"
+            )
         chosen = {
             own: item.replace(baseline_only=False)
             for own, item in sets.items()
@@ -307,7 +320,9 @@ class Trainer(Closing):
         heartbeat.parts |= {"loop": timer.now, "processes": processes.now}
         display.message(devices_line([(process.host, process.device) for process in hosts]))
         if stages[0].device == "cuda" or any(stage.train.compile for stage in stages):
-            display.message("the first updates compile their kernels: they may take half a minute")
+            display.message(
+                "the first updates compile their kernels: they may take half a minute"
+            )
         results: dict[str, Any] = {}
         first_group_index = num_steps = played = without_signal = 0
         tracked = tracked_run(self.config, stages, directory, events, display)
@@ -317,7 +332,9 @@ class Trainer(Closing):
                 # The writer's annotations bear the number of resumes that it finds, and the
                 # metrics' file is replaced here, so both are opened later.
                 roll_back(directory, stages, ledger, tracked.known)
-                events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
+                events.log(
+                    "resumed", f"attempt {ledger.attempt} of the run begins", boundary="run"
+                )
             writer = stack.enter_context(
                 TrajectoryWriter(
                     directory, keep=self.config.store.keep, detail=self.config.store.detail

@@ -63,7 +63,11 @@ def check_vocabulary(policy: Path, other: Path | None, setting: str) -> None:
             f"and {len(set(own.items()) ^ set(theirs.items()))} entries that differ; name a model "
             "that was trained from the same one"
         )
-    rows = AutoConfig.from_pretrained(other, local_files_only=True).get_text_config().vocab_size
+    rows = (
+        AutoConfig.from_pretrained(other, local_files_only=True)
+        .get_text_config()
+        .vocab_size
+    )
     largest = max(own.values(), default=0)
     if largest >= rows:
         raise DataError(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from .backends import BACKENDS, Backend
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, LEVELS, BackendReport
-from .interface import ExecResult, FileHash, FileRefusedError, Limits, Persist, Sandbox, Status
+from .interface import (
+    ExecResult,
+    FileHash,
+    FileRefusedError,
+    Limits,
+    Persist,
+    Sandbox,
+    Status,
+)
 from .pool import PoolCounts, SandboxPool
 from .sandbox_spec import BackendFactory, SandboxSpec, probe_backends
 

@@ -137,7 +137,9 @@ if libc.prctl(42, 0, 0, 0, 0) != 1:
         print("HELD", flush=True)
 """
 _HOARD_LIMIT_BYTES = 64 * 2**20
-_LOOK_FOR_STRAY = "import fcntl\nfcntl.flock(open('stray', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+_LOOK_FOR_STRAY = (
+    "import fcntl\nfcntl.flock(open('stray', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+)
 
 
 async def measure(sandbox: Sandbox, *, proxied: bool = False) -> frozenset[str]:
@@ -181,7 +183,9 @@ async def measure(sandbox: Sandbox, *, proxied: bool = False) -> frozenset[str]:
 async def _bounds_what_is_unmapped(sandbox: Sandbox) -> bool:
     """Whether memory that no process shows is refused, or ends the run that holds it."""
     limits = sandbox.limits.replace(memory_bytes=_HOARD_LIMIT_BYTES)
-    result = await sandbox.run(_HOARD, stdin=str(2 * _HOARD_LIMIT_BYTES).encode(), limits=limits)
+    result = await sandbox.run(
+        _HOARD, stdin=str(2 * _HOARD_LIMIT_BYTES).encode(), limits=limits
+    )
     return b"HELD" not in result.stdout
 
 
@@ -251,7 +255,9 @@ def report_on(backend: str, spec: Hashable, *, proxied: bool) -> BackendReport:
             # else a later call may succeed: the machine may be busy
             if report.problem is None:
                 logger.info(
-                    "sandbox %s", report, extra={"event": "sandbox_probed", "backend": backend}
+                    "sandbox %s",
+                    report,
+                    extra={"event": "sandbox_probed", "backend": backend},
                 )
                 _reports[spec] = report
         return report

@@ -27,7 +27,9 @@ GUARANTEES: Mapping[str, str] = MappingProxyType(
 LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "none": frozenset(),
-        "isolated": frozenset({"files", "secrets", "network", "processes", "kernel", "memory"}),
+        "isolated": frozenset(
+            {"files", "secrets", "network", "processes", "kernel", "memory"}
+        ),
         "full": frozenset(GUARANTEES),
     }
 )
@@ -80,6 +82,5 @@ class BackendReport:
         held = ", ".join(name for name in GUARANTEES if name in self.held) or "nothing"
         missing = ", ".join(name for name in GUARANTEES if name not in self.held)
         without = f"; does not promise {missing}" if missing and self.held else ""
-        return (
-            f"{self.backend}: guarantees {held}{without}{f' ({self.notes})' if self.notes else ''}"
-        )
+        notes = f" ({self.notes})" if self.notes else ""
+        return f"{self.backend}: guarantees {held}{without}{notes}"

@@ -73,7 +73,11 @@ class Owner:
 def orphaned(named: Iterable[tuple[_Thing, str]]) -> dict[_Thing, Owner]:
     """Of things, each with the text that names its owner, those whose owner is dead."""
     owners = {thing: Owner.parse(text) for thing, text in named}
-    return {thing: owner for thing, owner in owners.items() if owner is not None and owner.is_dead}
+    return {
+        thing: owner
+        for thing, owner in owners.items()
+        if owner is not None and owner.is_dead
+    }
 
 
 def owner_part(name: str, prefix: str) -> str:

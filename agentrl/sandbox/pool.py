@@ -60,7 +60,9 @@ class SandboxPool:
 
     def __init__(self, spec: SandboxSpec, *, max_running: int) -> None:
         if max_running < 1:
-            raise ConfigError(f"SandboxSpec.max_running must be at least 1, got {max_running}")
+            raise ConfigError(
+                f"SandboxSpec.max_running must be at least 1, got {max_running}"
+            )
         spec.check_room(max_running)
         self.spec = spec
         self._permits = FifoSemaphore(max_running)

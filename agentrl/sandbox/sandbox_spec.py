@@ -75,7 +75,9 @@ class SandboxSpec(Section):
     """
     limits: Limits = Field(default_factory=Limits)
     """Of one execution that brings none of its own."""
-    network: Annotated[NetworkSpec, BeforeValidator(_network)] = Field(default_factory=NetworkSpec)
+    network: Annotated[NetworkSpec, BeforeValidator(_network)] = Field(
+        default_factory=NetworkSpec
+    )
     """``none``, or hosts that the code may reach through the variables ``HTTP_PROXY`` and
     ``HTTPS_PROXY``.
     """
@@ -84,7 +86,9 @@ class SandboxSpec(Section):
     for backends that have images. Never pulled in a run: ``agentrl doctor --prepare`` does it
     ahead. By default Python's own.
     """
-    docker: Annotated[DockerSettings, _OF_CONTAINERS] = Field(default_factory=DockerSettings)
+    docker: Annotated[DockerSettings, _OF_CONTAINERS] = Field(
+        default_factory=DockerSettings
+    )
     """Of the ``docker`` backend."""
     persist: Persist = "files"
     """What lasts over the calls of one episode: ``files``, or also the ``interpreter``'s variables.
@@ -247,7 +251,9 @@ class SandboxSpec(Section):
                 # nothing can hold more, and whatever follows costs more
                 break
         usable = [
-            report for report in reports if report.problem is None and self.required <= report.held
+            report
+            for report in reports
+            if report.problem is None and self.required <= report.held
         ]
         if not usable:
             found = "; ".join(_shortfall(report, self.required) for report in reports)
@@ -273,7 +279,11 @@ class SandboxSpec(Section):
                 else "fix one of them, or require less by SandboxSpec.require"
             )
         others = "set SandboxSpec.backend=auto, which tries all others"
-        return f"or {others}" if broken else f"{others}, or require less by SandboxSpec.require"
+        return (
+            f"or {others}"
+            if broken
+            else f"{others}, or require less by SandboxSpec.require"
+        )
 
 
 def probe_backends() -> list[BackendReport]:

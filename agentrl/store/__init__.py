@@ -14,7 +14,11 @@ from agentrl.store.trajectories.codec import decode_trajectory, encode_trajector
 from agentrl.store.trajectories.columns import TokenArrays
 from agentrl.store.trajectories.files import read_shard, write_shard
 from agentrl.store.trajectories.listing import TrajectorySummary
-from agentrl.store.trajectories.reader import NoTrajectoryError, StoredTrajectory, TrajectoryReader
+from agentrl.store.trajectories.reader import (
+    NoTrajectoryError,
+    StoredTrajectory,
+    TrajectoryReader,
+)
 from agentrl.store.trajectories.writer import TrajectoryWriter, WriterCounts
 
 __all__ = [

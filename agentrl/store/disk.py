@@ -144,7 +144,9 @@ def check_replaceable(path: Path) -> None:
     try:
         check_regular(path, follow=True)
     except NotRegularError as error:
-        raise StoreError(f"{path} cannot be written: {error}; name a file elsewhere") from error
+        raise StoreError(
+            f"{path} cannot be written: {error}; name a file elsewhere"
+        ) from error
     # it does not exist, or whoever writes it is told
     except OSError:
         pass
@@ -276,5 +278,7 @@ def hold_name(path: Path, otherwise: str = "write under another name") -> int:
         raise StoreError(f"{path} cannot be locked: {error.strerror or error}") from error
     # for whom it keeps out; a full disk may not take even that
     with suppress(OSError):
-        os.ftruncate(file, os.pwrite(file, f"{os.getpid()} on {platform.node()}".encode(), 0))
+        os.ftruncate(
+            file, os.pwrite(file, f"{os.getpid()} on {platform.node()}".encode(), 0)
+        )
     return file

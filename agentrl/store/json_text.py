@@ -80,7 +80,9 @@ def from_json(text: str | bytes) -> Any:
     text = text if isinstance(text, str) else text.decode()
     marked = _FLOAT in text or _IMAGE in text or _BLOB in text
     try:
-        return parse_json(text, max_bytes=_MAX_BYTES, object_hook=_restore if marked else None)
+        return parse_json(
+            text, max_bytes=_MAX_BYTES, object_hook=_restore if marked else None
+        )
     # an image or a blob whose fields are none
     except (TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
@@ -99,7 +101,9 @@ def _default(value: Any) -> Any:
         return {_BLOB: {name: getattr(value, name) for name in _BLOB_FIELDS}}
     if isinstance(value, np.generic | np.ndarray):
         plain = value.tolist()
-        return plain if isinstance(plain, bool | int | float | str | list) else _marked(value)
+        return (
+            plain if isinstance(plain, bool | int | float | str | list) else _marked(value)
+        )
     return _marked(value)
 
 
@@ -118,7 +122,9 @@ def _storable(value: Any, depth: int) -> Any:
         return value
     if isinstance(value, dict):
         return {
-            key if isinstance(key, str) else shown(key, _MAX_REPR, str): _storable(item, depth + 1)
+            key if isinstance(key, str) else shown(key, _MAX_REPR, str): _storable(
+                item, depth + 1
+            )
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):

@@ -98,7 +98,9 @@ class JsonlWriter:
                 # The next line would be glued to what came to the disk of this one.
                 with suppress(OSError):
                     os.ftruncate(file, self._size)
-                raise write_failure(f"{self.path} cannot be written", self.path, error) from error
+                raise write_failure(
+                    f"{self.path} cannot be written", self.path, error
+                ) from error
             self._size += len(data)
 
     def sync(self) -> None:
@@ -143,14 +145,18 @@ class JsonFollower:
         self.path = path
         self.offset = offset
         self._is_numbered = offset == 0
-        self._marks: tuple[tuple[int, bytes], ...] = ((offset - 1, b"\n"),) if offset else ()
+        self._marks: tuple[tuple[int, bytes], ...] = (
+            ((offset - 1, b"\n"),) if offset else ()
+        )
         """Where and what the ends of the last line are, as far as they are known."""
         self._stamp: Stamp | None = None
         """Of the file when it was last found to be the same."""
         self._end = 0
         self._num_read = 0
 
-    def look(self, on_damage: Damage | None = None) -> tuple[bool, Iterator[tuple[int, Record]]]:
+    def look(
+        self, on_damage: Damage | None = None
+    ) -> tuple[bool, Iterator[tuple[int, Record]]]:
         """What came since the last look.
 
         Args:
@@ -187,7 +193,9 @@ class JsonFollower:
             if stamp == self._stamp:
                 return True
             self._end = stamp.size if stamp else 0
-            replaced = self._stamp is not None and (not stamp or stamp.inode != self._stamp.inode)
+            replaced = self._stamp is not None and (
+                not stamp or stamp.inode != self._stamp.inode
+            )
             same = not self.offset or (not replaced and self._has_marks())
             self._stamp = stamp
             if not same:
@@ -239,7 +247,10 @@ class JsonFollower:
                 tail = whole[1 - _REMEMBERED :] + b"\n"
                 self.offset = start + len(whole) + 1
                 self._num_read += 1
-                self._marks = ((start, whole[:_REMEMBERED]), (self.offset - len(tail), tail))
+                self._marks = (
+                    (start, whole[:_REMEMBERED]),
+                    (self.offset - len(tail), tail),
+                )
             partial += rest
             if len(partial) >= MAX_LINE:
                 place = self._place(self.offset)

@@ -80,7 +80,13 @@ class EventLog(JsonlWriter):
         self._told = told
 
     def log(
-        self, event: str, message: str, *, boundary: str, level: EventLevel = "info", **fields: Any
+        self,
+        event: str,
+        message: str,
+        *,
+        boundary: str,
+        level: EventLevel = "info",
+        **fields: Any,
     ) -> None:
         """Write one event.
 
@@ -267,7 +273,9 @@ class StackFile:
             if self._calls:
                 if self._file.tell():  # of a call that has ended
                     self._file.truncate(0)
-                faulthandler.dump_traceback_later(self._after_s, repeat=True, file=self._file)
+                faulthandler.dump_traceback_later(
+                    self._after_s, repeat=True, file=self._file
+                )
 
 
 def stack_in(path: Path) -> str:

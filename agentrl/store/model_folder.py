@@ -18,7 +18,9 @@ from agentrl.errors import DataError
 from agentrl.store.disk import locked, replacing_folder
 from agentrl.store.remote_folder import RemoteFolder, is_url
 
-_HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_HUB_NAME = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII
+)
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
 _WANTED = tuple(f"*{suffix}" for suffix in _SUFFIXES)
 # Repositories hold the same weights in other formats too.
@@ -78,13 +80,17 @@ def model_here(path: str) -> str:
 def _fetched(url: str, key: str) -> Path:
     """The copy of the folder at ``url`` as it is now; a new one where it has changed."""
     remote = RemoteFolder(url, key)
-    stamps = {name: remote.stamp(name) for name in remote.names() if name.endswith(_SUFFIXES)}
+    stamps = {
+        name: remote.stamp(name) for name in remote.names() if name.endswith(_SUFFIXES)
+    }
     if "config.json" not in stamps:
         raise DataError(
             f"{key}={url!r} must hold a model in Hugging Face's layout, got "
             f"{', '.join(stamps) or 'no such files'} and no config.json; name another folder"
         )
-    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "agentrl", "models")
+    own = Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "agentrl", "models"
+    )
     digest = hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]
     folder = own / quote(remote.url, safe="") / digest
     # the ranks of a machine ask at once
@@ -176,7 +182,9 @@ def _downloaded(named: re.Match[str], path: Path, key: str) -> Path:
                 f"{key}='{setting}': the hub's model has no *.safetensors; name one that has"
             )
         return folder
-    raise DataError(f"{key}='{setting}' is no folder ({path}), and the model of that name {why}")
+    raise DataError(
+        f"{key}='{setting}' is no folder ({path}), and the model of that name {why}"
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -193,7 +201,11 @@ def _lines() -> Any:
 
     class Lines(tqdm):
         def __init__(self, *args: Any, **keywords: Any) -> None:
-            keywords |= {"disable": False, "mininterval": _LINE_EVERY_S, "ncols": _LINE_WIDTH}
+            keywords |= {
+                "disable": False,
+                "mininterval": _LINE_EVERY_S,
+                "ncols": _LINE_WIDTH,
+            }
             super().__init__(*args, **keywords)  # type: ignore[no-untyped-call]
 
         def display(self, msg: str | None = None, pos: int | None = None) -> bool:

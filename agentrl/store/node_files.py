@@ -34,13 +34,21 @@ def placed(value: Any) -> Any:
     if isinstance(value, type):
         return value
     kind = type(value)
-    names: Any = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", ())
+    names: Any = getattr(kind, "model_fields", None) or getattr(
+        kind, "__dataclass_fields__", ()
+    )
     before = {name: getattr(value, name) for name in names}
     after = {name: placed(one) for name, one in before.items()}
-    changed = {n: one for n, one in after.items() if one is not before[n] and one != before[n]}
+    changed = {
+        n: one for n, one in after.items() if one is not before[n] and one != before[n]
+    }
     if not changed:
         return value
-    return value.replace(**changed) if isinstance(value, Section) else replace(value, **changed)
+    return (
+        value.replace(**changed)
+        if isinstance(value, Section)
+        else replace(value, **changed)
+    )
 
 
 def _placed(path: str) -> str:

@@ -53,7 +53,9 @@ class DropRecord:
             own = {name: record[name] for name in cls.__slots__}
             return cls(**{**own, "dropped": tuple(own["dropped"])})
         except (KeyError, TypeError) as error:
-            raise StoreError(f"{shown(record, 200)} is no record of a drop: {error!r}") from error
+            raise StoreError(
+                f"{shown(record, 200)} is no record of a drop: {error!r}"
+            ) from error
 
 
 class DropLog:
@@ -103,7 +105,9 @@ def find_drop(run: RunDirectory, trajectory_id: str) -> DropRecord | None:
     return found
 
 
-def kept_by_stage(run: RunDirectory, on_damage: Damage) -> dict[str, dict[int, tuple[int, int]]]:
+def kept_by_stage(
+    run: RunDirectory, on_damage: Damage
+) -> dict[str, dict[int, tuple[int, int]]]:
     """How many trajectories each step kept, and of how many, by stage and step; steps that are
     whole are left out.
 
@@ -131,7 +135,16 @@ def kept_by_stage(run: RunDirectory, on_damage: Damage) -> dict[str, dict[int, t
     return found
 
 
-KEEP_COLUMNS = ("id", "group_index", "step", "label", "purpose", "stage", "reward", "recorded_at")
+KEEP_COLUMNS = (
+    "id",
+    "group_index",
+    "step",
+    "label",
+    "purpose",
+    "stage",
+    "reward",
+    "recorded_at",
+)
 """What the rules and their application look at."""
 
 
@@ -146,8 +159,16 @@ def fits(keep: KeepSpec, row: Mapping[str, Any]) -> bool:
     return (
         (keep.every_steps is not None and row["step"] % keep.every_steps == 0)
         or (keep.share is not None and _place(row) < keep.share)
-        or (keep.reward_below is not None and reward is not None and reward < keep.reward_below)
-        or (keep.reward_above is not None and reward is not None and reward > keep.reward_above)
+        or (
+            keep.reward_below is not None
+            and reward is not None
+            and reward < keep.reward_below
+        )
+        or (
+            keep.reward_above is not None
+            and reward is not None
+            and reward > keep.reward_above
+        )
         or any(_bears(row, label) for label in keep.labels)
     )
 
@@ -161,7 +182,9 @@ def _place(row: Mapping[str, Any]) -> float:
 
 def _bears(row: Mapping[str, Any], label: str) -> bool:
     own = row["label"]
-    return label in (row["purpose"], own) or (own != "" and f"{own}/".startswith(f"{label}/"))
+    return label in (row["purpose"], own) or (
+        own != "" and f"{own}/".startswith(f"{label}/")
+    )
 
 
 class UnreadableNotesError(StoreError):

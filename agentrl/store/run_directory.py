@@ -63,7 +63,12 @@ class RunDirectory:
         cls.check_new(root, config)
         run = cls(Path(root))
         try:
-            folders = (run.live_folder, run.sealed_folder, run.annotations_folder, run.blobs_folder)
+            folders = (
+                run.live_folder,
+                run.sealed_folder,
+                run.annotations_folder,
+                run.blobs_folder,
+            )
             for folder in folders:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -91,7 +96,9 @@ class RunDirectory:
             if not Path(folder).is_relative_to(run.engine_folder)
             for name in sorted(names)
         )
-        found = next((path.name for path in walk if not run._is_left_over(path, config)), None)
+        found = next(
+            (path.name for path in walk if not run._is_left_over(path, config)), None
+        )
         if found is not None:
             what = f"files, such as {found}; name"
             if run.record_path.is_file():
@@ -243,7 +250,11 @@ class RunDirectory:
 
     def shard_path(self, step: int, writer: str, number: int) -> Path:
         """A sealed shard: trajectories that finished in ``step``."""
-        return self.sealed_folder / step_name(step) / f"{check_writer(writer)}-{number:04d}.parquet"
+        return (
+            self.sealed_folder
+            / step_name(step)
+            / f"{check_writer(writer)}-{number:04d}.parquet"
+        )
 
     def write_blob(self, data: bytes, *, durable: bool = True) -> str:
         """Keep bytes once; their SHA-256 in hexadecimal is their name.
@@ -289,5 +300,7 @@ def check_writer(writer: str) -> str:
         StoreError: it cannot be part of a file's name.
     """
     if not _NAME.fullmatch(writer):
-        raise StoreError(f"a writer names files, so it must match {_NAME.pattern}, got {writer!r}")
+        raise StoreError(
+            f"a writer names files, so it must match {_NAME.pattern}, got {writer!r}"
+        )
     return writer

@@ -136,12 +136,16 @@ class ShardWriter(ABC, Generic[Row]):
             batch = self.batch(self._group)
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = pq.ParquetWriter(self._temporary, batch.schema, **self._layout.options)
+                self._file = pq.ParquetWriter(
+                    self._temporary, batch.schema, **self._layout.options
+                )
             # Two row groups are held at most: this one, and the one that is being written.
             self._await_written()
             if batch.num_rows:
                 write = self._file.write_batch
-                self._written = self._thread.submit(write, batch, row_group_size=batch.num_rows)
+                self._written = self._thread.submit(
+                    write, batch, row_group_size=batch.num_rows
+                )
         self._group = []
         self._group_bytes = 0
 
@@ -155,7 +159,9 @@ class ShardWriter(ABC, Generic[Row]):
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise write_failure(f"{self._path} cannot be written", self._path, error) from error
+            raise write_failure(
+                f"{self._path} cannot be written", self._path, error
+            ) from error
 
 
 class DamagedShardError(StoreError):

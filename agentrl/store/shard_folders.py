@@ -57,7 +57,10 @@ class ShardFolders:
         for name in self._folders.keys() - set(names):
             gone += self._folders.pop(name).shards
         first = 0 if newest is None else max(0, len(names) - newest)
-        asked = [*(name for name in names[:first] if name not in self._folders), *names[first:]]
+        asked = [
+            *(name for name in names[:first] if name not in self._folders),
+            *names[first:],
+        ]
         now = time.monotonic()
         for name in asked:
             known = self._folders.get(name)
@@ -68,14 +71,18 @@ class ShardFolders:
             elif now - known.since > _SETTLED_S:
                 continue
             shards = dict(self._shards(name))
-            gone += [path for path, stamp in known.shards.items() if shards.get(path) != stamp]
+            gone += [
+                path for path, stamp in known.shards.items() if shards.get(path) != stamp
+            ]
             added += [p for p, stamp in shards.items() if known.shards.get(p) != stamp]
             known.shards = shards
         return sorted(added), gone
 
     def _steps(self) -> list[str]:
         try:
-            return sorted(name for name in os.listdir(self._root) if name.startswith("step="))
+            return sorted(
+                name for name in os.listdir(self._root) if name.startswith("step=")
+            )
         except FileNotFoundError:
             return []
 

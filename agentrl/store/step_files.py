@@ -44,7 +44,9 @@ class FramedWriter:
         self._compressor = zstandard.ZstdCompressor(level=-50)
         self._lines = JsonlWriter(path)
         with os_refusals(f"{path} cannot be opened"):
-            self._frames = os.open(frames_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            self._frames = os.open(
+                frames_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
+            )
             # a frame whose line was partial stays as a gap that no line names
             self._end = os.fstat(self._frames).st_size
 
@@ -329,9 +331,12 @@ class StepFiles(ABC, Generic[Row]):
 
     def _next_number(self, step: int) -> int:
         folder = self._sealed / step_name(step)
-        names = (path.stem.rpartition("-") for path in folder.glob(f"{self._writer}-*.parquet"))
+        names = (
+            path.stem.rpartition("-") for path in folder.glob(f"{self._writer}-*.parquet")
+        )
         return 1 + max(
-            (int(number) for writer, _, number in names if writer == self._writer), default=0
+            (int(number) for writer, _, number in names if writer == self._writer),
+            default=0,
         )
 
     def _shard_of(self, live: Path) -> Path:

@@ -57,7 +57,8 @@ class KeepSpec(Section):
             )
         if "" in self.labels:
             raise self.broken(
-                "labels", " must be purposes or evaluation labels, got an empty one; remove it"
+                "labels",
+                " must be purposes or evaluation labels, got an empty one; remove it",
             )
         if self.labels != _ALWAYS and not self.drops:
             raise self.broken(

@@ -12,7 +12,13 @@ from agentrl.tools.execution.faults import Endpoints
 from agentrl.tools.executor import TokenEnds, ToolExecutor
 from agentrl.tools.factory import ToolFactory, tool
 from agentrl.tools.mcp.server_spec import McpServerSpec
-from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
+from agentrl.tools.parsers import (
+    HermesParser,
+    PlainParser,
+    ToolCallParser,
+    load_parser,
+    parser_for,
+)
 from agentrl.tools.resources import (
     ResourceReference,
     check_resources,

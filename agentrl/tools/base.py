@@ -29,7 +29,12 @@ from typing import (
 
 from agentrl.errors import ToolError
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.signature import Signature, context_parameter, read_signature, schema_validator
+from agentrl.tools.signature import (
+    Signature,
+    context_parameter,
+    read_signature,
+    schema_validator,
+)
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import Image, ToolSpec, place_of_object
 from agentrl.types.user_code.values import to_json
@@ -102,7 +107,9 @@ class Tool(ABC):
     in_pieces: bool = False
 
     @abstractmethod
-    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
+    async def call(
+        self, arguments: Mapping[str, Any], context: ToolContext
+    ) -> str | ToolOutput:
         """Do it. What it raises goes to the model as text, except an AgentRLError, which is
         ours.
         """
@@ -142,7 +149,9 @@ class Tool(ABC):
         Raises:
             ToolError: the schema is none, or the function does not take its properties.
         """
-        body = schema.get("function", schema) if schema.get("type") == "function" else schema
+        body = (
+            schema.get("function", schema) if schema.get("type") == "function" else schema
+        )
         missing = [key for key in ("name", "parameters") if key not in body]
         if missing or not isinstance(body["parameters"], Mapping):
             raise ToolError(
@@ -289,7 +298,9 @@ class FunctionTool(Tool, Generic[P, R]):
         """The object that the tool is a part of."""
         return self.function if self._owner is None else self._owner
 
-    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
+    async def call(
+        self, arguments: Mapping[str, Any], context: ToolContext
+    ) -> str | ToolOutput:
         """The function's result: text and a ToolOutput as they are, an image as one, anything else
         as JSON.
         """
@@ -321,9 +332,13 @@ class FunctionTool(Tool, Generic[P, R]):
             return given
         return await TOOL_THREADS.run(lambda: _as_output(given, self))
 
-    def _keywords(self, arguments: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
+    def _keywords(
+        self, arguments: Mapping[str, Any], context: ToolContext
+    ) -> dict[str, Any]:
         try:
-            keywords = self._signature.convert(arguments) if self._signature else dict(arguments)
+            keywords = (
+                self._signature.convert(arguments) if self._signature else dict(arguments)
+            )
         except ValueError as error:
             raise InvalidArgumentsError(str(error)) from None
         if self._context is not None:
@@ -333,7 +348,9 @@ class FunctionTool(Tool, Generic[P, R]):
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # The tool took the place of a decorated function in its module: pickle that place.
         place, found = object_in_module(self.function)
-        return (resolve_name, (place,)) if found is self else super().__reduce_ex__(protocol)
+        return (
+            (resolve_name, (place,)) if found is self else super().__reduce_ex__(protocol)
+        )
 
 
 def object_in_module(decorated: object) -> tuple[str, Any]:
@@ -347,7 +364,10 @@ def object_in_module(decorated: object) -> tuple[str, Any]:
 
 
 def _check_takes(
-    function: Callable[..., Any], parameters: Mapping[str, Any], context: str | None, name: str
+    function: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    context: str | None,
+    name: str,
 ) -> bool:
     """Whether the function takes ``**kwargs``; raises a ToolError where it cannot take the schema's
     properties.
@@ -363,7 +383,8 @@ def _check_takes(
     needed = {
         name
         for name, one in taken.items()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        if one.default is one.empty
+        and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     }
     if lacking := sorted(needed - {context} - set(parameters.get("required", ()))):
         raise ToolError(
@@ -375,7 +396,9 @@ def _check_takes(
 
 def _is_a(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
     """Whether the function, or the ``__call__`` of an object, is of a kind."""
-    return kind(function) or (not inspect.isroutine(function) and kind(type(function).__call__))
+    return kind(function) or (
+        not inspect.isroutine(function) and kind(type(function).__call__)
+    )
 
 
 def check_limits(name: str, limits: ToolLimits) -> None:
@@ -385,7 +408,11 @@ def check_limits(name: str, limits: ToolLimits) -> None:
         ToolError: with the tool's name, the limit and its value.
     """
     for setting, limit in limits.items():
-        if isinstance(limit, (int, float)) and not isinstance(limit, bool) and not limit > 0:
+        if (
+            isinstance(limit, (int, float))
+            and not isinstance(limit, bool)
+            and not limit > 0
+        ):
             raise ToolError(f"tool {name!r}: {setting} must be above 0, got {limit!r}")
 
 
@@ -442,7 +469,9 @@ def merged(pieces: Sequence[str | ToolOutput]) -> ToolOutput:
         for name, value in (output.metrics or {}).items():
             metrics[name] = metrics.get(name, 0.0) + value
     texts = [
-        one.content.decode("utf-8", "replace") if isinstance(one.content, bytes) else one.content
+        one.content.decode("utf-8", "replace")
+        if isinstance(one.content, bytes)
+        else one.content
         for one in outputs
     ]
     return ToolOutput(
@@ -464,7 +493,9 @@ def _as_output(value: Any, tool: FunctionTool[..., Any]) -> str | ToolOutput:
         return ToolOutput(bytes(value))
     # There is none of its images without it.
     pictures = sys.modules.get("PIL.Image")
-    if isinstance(value, Image) or (pictures is not None and isinstance(value, pictures.Image)):
+    if isinstance(value, Image) or (
+        pictures is not None and isinstance(value, pictures.Image)
+    ):
         return ToolOutput("", images=(value,))
     try:
         return to_json(value)

@@ -103,7 +103,9 @@ class ToolExecutor:
                 f"tools need different names, got {twice} more than once; rename one with name="
             )
         if not deadline_s > 0 or not max_output_chars > 0:
-            raise ToolError(f"limits must be above 0, got {deadline_s=} and {max_output_chars=}")
+            raise ToolError(
+                f"limits must be above 0, got {deadline_s=} and {max_output_chars=}"
+            )
         self._offered = dict(self._known)
         self._deadline_s = deadline_s
         self._max_output_chars = max_output_chars
@@ -163,7 +165,9 @@ class ToolExecutor:
     def may_use_sandbox(self, name: str) -> bool:
         """Whether the tool of this name may use ``context.sandbox``."""
         tool = self._offered.get(name)
-        return tool is not None and (tool.needs_sandbox or getattr(tool, "takes_context", False))
+        return tool is not None and (
+            tool.needs_sandbox or getattr(tool, "takes_context", False)
+        )
 
     @property
     def offered(self) -> tuple[str, ...] | None:
@@ -197,7 +201,11 @@ class ToolExecutor:
         names = [tool.spec.name if isinstance(tool, Tool) else str(tool) for tool in tools]
         known = {*self._known, *(tool.spec.name for tool in new)}
         for name, tool in zip(names, tools, strict=True):
-            if not isinstance(tool, (Tool, str)) or name not in known or names.count(name) > 1:
+            if (
+                not isinstance(tool, (Tool, str))
+                or name not in known
+                or names.count(name) > 1
+            ):
                 raise ToolError(
                     f"ToolOutput.tools must hold different Tools or names of {sorted(known)}, got "
                     f"{tool!r}"
@@ -274,12 +282,13 @@ class ToolExecutor:
         """
         name = tool.spec.name
         if tool.max_calls is not None and self._num_calls[name] >= tool.max_calls:
-            text = f"{name} may be called {tool.max_calls} times, and was. Go on without it."
+            text = (
+                f"{name} may be called {tool.max_calls} times, and was. Go on without it."
+            )
             return error_output("call_limit", text)
         if self._max_seconds is not None and self._seconds >= self._max_seconds:
-            text = (
-                f"the {self._max_seconds:g} s that tools may take are spent. Answer without them."
-            )
+            spent = f"the {self._max_seconds:g} s that tools may take are spent"
+            text = f"{spent}. Answer without them."
             return error_output("call_limit", text)
         self._num_calls[name] += 1
         return None
@@ -327,7 +336,9 @@ class ToolExecutor:
             began = clock.now()
             try:
                 with counted_by(clock):
-                    return await self._output(_RunningCall(tool, call, context, gate, own, clock))
+                    return await self._output(
+                        _RunningCall(tool, call, context, gate, own, clock)
+                    )
             finally:
                 self._seconds += clock.now() - began
 
@@ -381,7 +392,9 @@ class ToolExecutor:
                 fault = self._endpoints.fault(error, one.call.arguments)
                 if fault is None or tool.takes_hosts:
                     raise
-                pause_s = backoff_s(attempt, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+                pause_s = backoff_s(
+                    attempt, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
+                )
                 remaining_s = ends_at - one.clock.now() - pause_s
                 may_repeat = tool.idempotent or not fault.sent
                 if not (may_repeat and attempt < _ATTEMPTS - 1 and remaining_s > 0):
@@ -389,12 +402,18 @@ class ToolExecutor:
                         raise
                     alone = one.gate.is_alone()
                     answers = one.gate.num_answers
-                    raise tool_error(one.call, fault, alone=alone, answers=answers) from error
+                    raise tool_error(
+                        one.call, fault, alone=alone, answers=answers
+                    ) from error
                 logger.warning(
                     "tool %s is called again after a failure of ours: %s",
                     tool.spec.name,
                     fault.text,
-                    extra={"event": "tool_retried", "tool": tool.spec.name, "error": fault.text},
+                    extra={
+                        "event": "tool_retried",
+                        "tool": tool.spec.name,
+                        "error": fault.text,
+                    },
                 )
             else:
                 one.gate.count_answer()

@@ -57,7 +57,9 @@ class ToolClass:
         if self.name is None:
             methods = tool_methods(self.stateful)
             return tuple(getattr(made, name).limited(self.limits) for name in methods)
-        return (FunctionTool.from_function(made, name=self.name, owner=made, **self.limits),)
+        return (
+            FunctionTool.from_function(made, name=self.name, owner=made, **self.limits),
+        )
 
 
 def tool_methods(target: type[Any]) -> dict[str, FunctionTool[..., Any]]:
@@ -139,7 +141,11 @@ class ToolFactory:
             ToolError: it does not take them, or needs others.
         """
         changed = bool(args) or resources != self.resources
-        bound = replace(self, args={**self.args, **args}, resources=resources) if changed else self
+        bound = (
+            replace(self, args={**self.args, **args}, resources=resources)
+            if changed
+            else self
+        )
         if twice := sorted(resources & bound.args.keys()):
             raise ToolError(
                 f"{self._name}: {twice[0]!r} is given by args and by ToolEnv.resources; rename one"
@@ -161,7 +167,9 @@ class ToolFactory:
     def _name(self) -> str:
         target = getattr(self.make, "stateful", self.make)
         place = place_of_object(target)
-        return getattr(target, "__qualname__", repr(target)) + (f" ({place})" if place else "")
+        return getattr(target, "__qualname__", repr(target)) + (
+            f" ({place})" if place else ""
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The factory took the place of a decorated class in its module: pickle that place.
@@ -240,7 +248,8 @@ class ToolDecorator(Protocol):
 
 def _of_class(target: type[Any], name: str | None, limits: ToolLimits) -> ToolFactory:
     body = next(
-        (vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None
+        (vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)),
+        None,
     )
     if methods := tool_methods(target):
         if name is not None or body is not None:

@@ -127,7 +127,9 @@ def close_shared_tools() -> None:
     """Close every shared tool of this process, then every resource; called at its exit."""
     with _lock:
         owners = owners_of(_tools.values())
-        owners += [(one, f"resource {type(one).__name__}") for one in reversed(_opened.values())]
+        owners += [
+            (one, f"resource {type(one).__name__}") for one in reversed(_opened.values())
+        ]
         _tools.clear()
         _opened.clear()
     _close(owners)
@@ -156,7 +158,9 @@ def _close(owners: Iterable[tuple[object, str]]) -> None:
     except RuntimeError:
         asyncio.run(close_all())
         return
-    closing = threading.Thread(target=lambda: asyncio.run(close_all()), name="agentrl-close-tools")
+    closing = threading.Thread(
+        target=lambda: asyncio.run(close_all()), name="agentrl-close-tools"
+    )
     closing.start()
     closing.join()
 
@@ -211,7 +215,9 @@ def open_resources(
     }
     check_resources(unopened, base_dir)
     return {
-        name: _open(name, entry, base_dir) if isinstance(entry, ResourceReference) else entry
+        name: _open(name, entry, base_dir)
+        if isinstance(entry, ResourceReference)
+        else entry
         for name, entry in resources.items()
     }
 
@@ -241,17 +247,25 @@ def with_resources(tool: Tool, resources: Mapping[str, Any]) -> Tool:
 
 
 def _key(entry: ResourceReference, base_dir: str | Path | None) -> tuple[str, str, str]:
-    return entry.function, json.dumps(entry.args, sort_keys=True, default=repr), str(base_dir)
+    return (
+        entry.function,
+        json.dumps(entry.args, sort_keys=True, default=repr),
+        str(base_dir),
+    )
 
 
 def _open(name: str, entry: ResourceReference, base_dir: str | Path | None) -> Any:
     def opens() -> Any:
         function = load_function(entry.function, base_dir, partial(_broken, name), "()")
         what = f"ToolEnv.resources: {name}: {entry.function} raised"
-        with wall(failed_as(partial(ToolError, retryable=True), what, "; it could not be opened")):
+        with wall(
+            failed_as(partial(ToolError, retryable=True), what, "; it could not be opened")
+        ):
             found = function(**entry.args)
         logger.info(
-            "opened the resource %s", name, extra={"event": "resource_opened", "resource": name}
+            "opened the resource %s",
+            name,
+            extra={"event": "resource_opened", "resource": name},
         )
         return found
 

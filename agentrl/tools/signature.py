@@ -75,7 +75,9 @@ class Signature:
                 converted[name] = self.adapters[name].validate_python(value)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
-                raise ValueError(f"argument {name!r}: {first['msg']}, got {value!r}") from None
+                raise ValueError(
+                    f"argument {name!r}: {first['msg']}, got {value!r}"
+                ) from None
         return converted
 
 
@@ -124,8 +126,12 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                 raise ToolError(
                     f"tool {name!r}: two different types are called {key!r}; rename one of them"
                 )
-    required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
-    schema = closed_schema(properties, required) | ({"$defs": definitions} if definitions else {})
+    required = [
+        key for key in properties if parameters[key].default is inspect.Parameter.empty
+    ]
+    schema = closed_schema(properties, required) | (
+        {"$defs": definitions} if definitions else {}
+    )
     defaults = {
         key: parameters[key].default
         for key in adapters
@@ -151,7 +157,9 @@ def text_spec(name: str, description: str, argument: str, /, **rules: Any) -> To
     return ToolSpec(name, description, closed_schema({argument: rule}, [argument]))
 
 
-def _typed_parameters(function: Callable[..., Any], name: str) -> Mapping[str, inspect.Parameter]:
+def _typed_parameters(
+    function: Callable[..., Any], name: str
+) -> Mapping[str, inspect.Parameter]:
     """The parameters, each of which can be passed by name.
 
     Raises:
@@ -175,7 +183,9 @@ def context_parameter(function: Callable[..., Any], name: str) -> str | None:
 
 
 def _is_resource(hint: Any) -> bool:
-    return any(isinstance(item, _ResourceMark) for item in getattr(hint, "__metadata__", ()))
+    return any(
+        isinstance(item, _ResourceMark) for item in getattr(hint, "__metadata__", ())
+    )
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
@@ -307,7 +317,9 @@ def _sentence(broken: BrokenRule) -> str:
             if isinstance(rule, Mapping):
                 # of dependentRequired: what each argument that is given asks for
                 lists = [rule[given] for given in rule if given in broken.value]
-                rule = dict.fromkeys(key for own in lists if isinstance(own, list) for key in own)
+                rule = dict.fromkeys(
+                    key for own in lists if isinstance(own, list) for key in own
+                )
             missing = [repr(key) for key in rule if key not in broken.value]
             words = "argument {} is" if len(missing) == 1 else "arguments {} are"
             return f"{inside}{words.format(' and '.join(missing))} missing"

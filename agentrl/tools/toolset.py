@@ -100,7 +100,9 @@ def _resolved(
     if isinstance(entry, str):
         entry = ToolReference(function=entry)
     if not isinstance(entry, ToolReference):
-        return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources)
+        return _made_of(
+            entry, getattr(entry, "__qualname__", None) or repr(entry), {}, resources
+        )
     name = entry.function
     if built_in(name, BUILT_IN, _broken) is not None:
         # The arguments go as text, since a cache's key must be hashable.
@@ -285,7 +287,9 @@ class Toolset:
                 made = (entry,)
                 share(entry)
             limits = getattr(named, "limits", _NO_LIMITS)
-            self.tools += [with_limits(with_resources(tool, given), limits) for tool in made]
+            self.tools += [
+                with_limits(with_resources(tool, given), limits) for tool in made
+            ]
 
     def _ask(self, servers: Mapping[str, McpServerSpec]) -> None:
         for name, spec in servers.items():

@@ -97,7 +97,9 @@ def mfu(name: str, flops: float, seconds: float) -> float | None:
     """
     # Whole words are compared: "A10" is a part of "A100", and "L4" of "L40S".
     words = set(name.replace("-", " ").split())
-    peak = next((peak for one, peak in PEAK_TFLOPS.items() if words.issuperset(one.split())), None)
+    peak = next(
+        (peak for one, peak in PEAK_TFLOPS.items() if words.issuperset(one.split())), None
+    )
     return None if peak is None or seconds <= 0 else flops / (seconds * peak * 1e12)
 
 

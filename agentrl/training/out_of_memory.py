@@ -29,7 +29,9 @@ def explaining_memory(what: str, spec: object, device: str) -> Iterator[None]:
     except Exception as error:
         packed = _in_hand(error)
         if isinstance(spec, ModelSpec):
-            text = out_of_memory(f"{what}{_shapes(packed)}", error, _lower(spec, packed, device))
+            text = out_of_memory(
+                f"{what}{_shapes(packed)}", error, _lower(spec, packed, device)
+            )
             if text:
                 raise TrainingError(text) from error
         raise
@@ -48,7 +50,9 @@ def _shapes(packed: Packed | None) -> str:
     # positions begin at 0 in each sample; what is on a GPU takes no more of its memory
     longest = packed.positions.cpu().max().item() + 1
     tokens, samples = packed.token_ids.numel(), packed.rows.size
-    return f" of a micro-batch of {tokens} tokens ({samples} samples, the longest {longest})"
+    return (
+        f" of a micro-batch of {tokens} tokens ({samples} samples, the longest {longest})"
+    )
 
 
 def _lower(spec: ModelSpec, packed: Packed | None, device: str) -> list[str]:

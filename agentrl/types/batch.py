@@ -113,7 +113,9 @@ class Batch:
         for name, column in self.token_columns().items():
             of_token = column.shape[1:] if name == "routed_experts" else ()
             if column.shape != (shape := (self.num_tokens, *of_token)):
-                raise ValueError(f"batch.{name} must have shape {shape}, got {column.shape}")
+                raise ValueError(
+                    f"batch.{name} must have shape {shape}, got {column.shape}"
+                )
         if self.cu_seqlens[0] != 0 or self.cu_seqlens[-1] != self.num_tokens:
             raise ValueError(
                 f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got "
@@ -158,7 +160,9 @@ class Batch:
                     f"{name!r} is no column that a pass may join; those are {', '.join(_LATER)}"
                 )
             if not_finite := int((~np.isfinite(column)).sum()):
-                raise ValueError(f"batch.{name} holds {not_finite} values that are not finite")
+                raise ValueError(
+                    f"batch.{name} holds {not_finite} values that are not finite"
+                )
         own = {name: column for name, column in columns.items() if "/" in name}
         joined = {name: column for name, column in columns.items() if name not in own}
         return replace(self, **joined, own={**self.own, **own})  # type: ignore[arg-type]
@@ -254,7 +258,9 @@ class Batch:
 
 def token_rows(cu_seqlens: I32, samples: I64) -> I64:
     """Positions in the packed axis of the tokens of ``samples``, in their order."""
-    parts = [np.arange(cu_seqlens[row], cu_seqlens[row + 1], dtype=np.int64) for row in samples]
+    parts = [
+        np.arange(cu_seqlens[row], cu_seqlens[row + 1], dtype=np.int64) for row in samples
+    ]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
@@ -266,7 +272,9 @@ def media_array(spans: Iterable[MediaSpan]) -> Media:
 def media_within(media: Media, low: int, high: int) -> Media:
     """The images with placeholders in ``[low, high)``, with starts that count from ``low``: of one
     that begins before, below 0."""
-    found: Media = media[(media["start"] < high) & (media["start"] + media["num_tokens"] > low)]
+    found: Media = media[
+        (media["start"] < high) & (media["start"] + media["num_tokens"] > low)
+    ]
     found["start"] -= low
     return found
 

@@ -47,7 +47,9 @@ class Blob:
     @classmethod
     def too_large(cls, num_bytes: int) -> Blob:
         """A note in place of bytes that are more than ``MAX_BLOB_BYTES``."""
-        return cls("", num_bytes, f"{num_bytes} bytes, and at most {MAX_BLOB_BYTES} are kept")
+        return cls(
+            "", num_bytes, f"{num_bytes} bytes, and at most {MAX_BLOB_BYTES} are kept"
+        )
 
     def __str__(self) -> str:
         return self.left_out or f"{self.num_bytes} bytes, sha256 {self.sha256}"
@@ -60,7 +62,8 @@ _ORIENTATION = 0x0112
 # The rollouts of a group share images.
 _REMEMBERED = 32
 _FORMS = (
-    "bytes, a file's path, a data: URI, a PIL image, or a mapping with 'url', 'bytes' or 'path'"
+    "bytes, a file's path, a data: URI, a PIL image, "
+    "or a mapping with 'url', 'bytes' or 'path'"
 )
 
 
@@ -186,7 +189,9 @@ def _of_data_uri(uri: str, where: str) -> bytes:
     try:
         return base64.b64decode(body, validate=True)
     except binascii.Error as error:
-        raise DataError(f"{where} is a data: URI whose base64 is broken: {error}") from error
+        raise DataError(
+            f"{where} is a data: URI whose base64 is broken: {error}"
+        ) from error
 
 
 @functools.lru_cache(_REMEMBERED)
@@ -203,11 +208,17 @@ def _decoded(data: bytes) -> Image:
         with Pictures.open(io.BytesIO(data)) as picture:
             media_type = _MEDIA_TYPES.get(picture.format or "")
             turned = picture.getexif().get(_ORIENTATION, 1) != 1
-            one = getattr(picture, "n_frames", 1) == 1 and "transparency" not in picture.info
+            one = (
+                getattr(picture, "n_frames", 1) == 1 and "transparency" not in picture.info
+            )
             picture.load()
             if media_type is not None and not turned and one and picture.mode in _MODES:
                 return Image(
-                    hashlib.sha256(data).hexdigest(), media_type, *picture.size, len(data), data
+                    hashlib.sha256(data).hexdigest(),
+                    media_type,
+                    *picture.size,
+                    len(data),
+                    data,
                 )
             return _decoded(_png(picture))
     except UnidentifiedImageError as error:

@@ -51,7 +51,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         rules = (
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("temperature", 0.0 <= self.temperature < float("inf"), "finite and at least 0"),
+            (
+                "temperature",
+                0.0 <= self.temperature < float("inf"),
+                "finite and at least 0",
+            ),
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("top_k", self.top_k >= 0, "at least 0 (0 is off)"),
             ("min_p", 0.0 <= self.min_p < 1.0, "in [0, 1)"),
@@ -59,14 +63,18 @@ class SamplingParams:
         )
         for name, holds, rule in rules:
             if not holds:
-                raise ValueError(f"sampling.{name} must be {rule}, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"sampling.{name} must be {rule}, got {getattr(self, name)!r}"
+                )
 
     @property
     def truncates(self) -> bool:
         """Whether the behaviour distribution differs from the softmax whose logprobs are
         recorded.
         """
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or bool(self.json_schema)
+        return (
+            self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or bool(self.json_schema)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,7 +43,10 @@ class Registration:
 
 
 def register(
-    dispatch: Dispatch, *, collect: Collect = Collect.LIST, needs: tuple[Part, ...] = ("params",)
+    dispatch: Dispatch,
+    *,
+    collect: Collect = Collect.LIST,
+    needs: tuple[Part, ...] = ("params",),
 ) -> Callable[[F], F]:
     """Marks a method as callable over a role group.
 
@@ -54,7 +57,9 @@ def register(
             optimizer by itself.
     """
     if collect is not Collect.LIST and dispatch is not Dispatch.DATA:
-        raise ValueError(f"collect={collect.name} belongs to Dispatch.DATA, got {dispatch.name}")
+        raise ValueError(
+            f"collect={collect.name} belongs to Dispatch.DATA, got {dispatch.name}"
+        )
 
     def mark(function: F) -> F:
         function.__registration__ = Registration(dispatch, collect, needs)  # type: ignore[attr-defined]

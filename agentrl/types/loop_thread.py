@@ -38,7 +38,9 @@ class LoopThread:
         loop: on the thread only.
     """
 
-    def __init__(self, name: str, on_death: Callable[[BaseException], None] | None = None) -> None:
+    def __init__(
+        self, name: str, on_death: Callable[[BaseException], None] | None = None
+    ) -> None:
         self.loop = asyncio.new_event_loop()
         self._on_death = on_death or self._log
         # single operations of a set: callers add, the thread of each future's end discards

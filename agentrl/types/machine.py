@@ -58,7 +58,9 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def program_path() -> str:
     """``PATH`` with this interpreter's folder first, so that ``python`` is this one."""
-    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    return os.pathsep.join(
+        [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
+    )
 
 
 _KEPT_BYTES = 2000

@@ -167,7 +167,12 @@ class ToolResult:
         if self.images:
             text = [{"type": "text", "text": self.content}] if self.content else []
             content = [*text, *({"type": "image", "image": image} for image in self.images)]
-        return {"role": "tool", "content": content, "tool_call_id": self.call_id, "name": self.name}
+        return {
+            "role": "tool",
+            "content": content,
+            "tool_call_id": self.call_id,
+            "name": self.name,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +310,11 @@ def content_text(content: object) -> str:
     """A content for a human reader: its text, with each image as one word in brackets."""
     if isinstance(content, str) or content is None:
         return content or ""
-    return "".join(map(_part_text, content)) if isinstance(content, list | tuple) else str(content)
+    return (
+        "".join(map(_part_text, content))
+        if isinstance(content, list | tuple)
+        else str(content)
+    )
 
 
 def _part_text(part: object) -> str:

@@ -18,7 +18,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean, nearest
@@ -169,7 +176,11 @@ class Section(BaseModel):
 
 def plain_section(annotation: Any) -> type[Section] | None:
     """The section that a field of this type is, or None."""
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+    return (
+        annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section)
+        else None
+    )
 
 
 def entry_section(annotation: Any) -> type[Section] | None:
@@ -189,7 +200,9 @@ def _fields(section: type[Section], prefix: Key) -> Iterator[tuple[Key, Any]]:
         yield (*prefix, field.alias or name), field.annotation
 
 
-def sections_within(root: type[Section], prefix: Key = ()) -> Iterator[tuple[str, type[Section]]]:
+def sections_within(
+    root: type[Section], prefix: Key = ()
+) -> Iterator[tuple[str, type[Section]]]:
     """Every section in ``root`` with its dotted key, in which ``N`` or ``NAME`` stands for an
     entry.
     """
@@ -209,7 +222,9 @@ def _marks(section: type[Section], name: str) -> Iterator[Any]:
             yield from base.model_fields[name].metadata
 
 
-def idle_settings(section: Section, at: Key = (), *, defaults: bool = False) -> Iterator[Fault]:
+def idle_settings(
+    section: Section, at: Key = (), *, defaults: bool = False
+) -> Iterator[Fault]:
     """Settings that were given and cannot act beside others.
 
     Args:
@@ -225,7 +240,9 @@ def idle_settings(section: Section, at: Key = (), *, defaults: bool = False) -> 
             continue
         value, key = getattr(section, name), (*at, name)
         rules = [mark for mark in _marks(type(section), name) if isinstance(mark, ActsWith)]
-        faults = [fault for rule in rules if (fault := rule.fault(section, key)) is not None]
+        faults = [
+            fault for rule in rules if (fault := rule.fault(section, key)) is not None
+        ]
         if faults and not defaults:
             default = (
                 type(section)
@@ -272,7 +289,10 @@ _KINDS = {
 
 
 def section_faults(
-    error: ValidationError, section: type[Section], root: type[Section] | None = None, at: Key = ()
+    error: ValidationError,
+    section: type[Section],
+    root: type[Section] | None = None,
+    at: Key = (),
 ) -> Iterator[Fault]:
     """Every fault that validation found.
 
@@ -311,7 +331,11 @@ def _rule(detail: ErrorDetails) -> str:
         name: f"{value:g}" if isinstance(value, float) else value
         for name, value in detail.get("ctx", {}).items()
     }
-    rule = _KINDS[detail["type"]].format(**bounds) if detail["type"] in _KINDS else detail["msg"]
+    rule = (
+        _KINDS[detail["type"]].format(**bounds)
+        if detail["type"] in _KINDS
+        else detail["msg"]
+    )
     near = ""
     if detail["type"] == "literal_error" and isinstance(detail["input"], str):
         near = did_you_mean(detail["input"], re.findall(r"'([^']*)'", bounds["expected"]))

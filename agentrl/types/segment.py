@@ -90,7 +90,9 @@ class Segment:
             logprobs = frozen_floats(self.logprobs)
             object.__setattr__(self, "logprobs", logprobs)
             if logprobs.shape != self.token_ids.shape:
-                raise ValueError(f"{self.token_ids.size} tokens but {logprobs.size} logprobs")
+                raise ValueError(
+                    f"{self.token_ids.size} tokens but {logprobs.size} logprobs"
+                )
             # the maximum is NaN if any value is, and then compares as false
             if logprobs.size and not float(logprobs.max()) <= 1e-3:
                 raise ValueError(f"a logprob is at most 0, got {float(logprobs.max())}")
@@ -128,7 +130,9 @@ class Segment:
     def with_experts(self, record: Experts | None) -> Segment:
         """The same tokens with these experts, or without any."""
         others = {name: one for name, one in self.side.items() if name != ROUTED_EXPERTS}
-        return replace(self, side=others if record is None else {**others, ROUTED_EXPERTS: record})
+        return replace(
+            self, side=others if record is None else {**others, ROUTED_EXPERTS: record}
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         return Segment, (

@@ -247,7 +247,9 @@ class Trajectory:
             for turn in own
         )
         info = {name: value for name, value in self.info.items() if name != SEATS}
-        return replace(self, turns=turns, reward=seat.reward, rewards=seat.rewards, info=info)
+        return replace(
+            self, turns=turns, reward=seat.reward, rewards=seat.rewards, info=info
+        )
 
     def path(self, index: int) -> tuple[int, ...]:
         """The turns from the root of ``index``'s sequence to it."""
@@ -271,10 +273,14 @@ class Trajectory:
         samples = []
         for leaf in (turn.index for turn in self.turns if turn.index not in parents):
             path = self.path(leaf)
-            pairs = [(segment, turn) for turn in path for segment in self.turns[turn].segments]
+            pairs = [
+                (segment, turn) for turn in path for segment in self.turns[turn].segments
+            ]
             if pairs:
                 segments, segment_turns = zip(*pairs, strict=True)
-                samples.append(Sample(path, frozenset(path) - seen, segments, segment_turns))
+                samples.append(
+                    Sample(path, frozenset(path) - seen, segments, segment_turns)
+                )
                 seen.update(path)
         return tuple(samples)
 
@@ -283,7 +289,9 @@ class Trajectory:
         found = [*images_in(self.task.messages), *images_in(self.last_observed)]
         for turn in self.turns:
             found += [*turn.images, *images_in(turn.observed)]
-            found += (image for call in turn.calls if call.result for image in call.result.images)
+            found += (
+                image for call in turn.calls if call.result for image in call.result.images
+            )
         return {image.sha256: image for image in found}
 
     def blobs(self) -> Iterator[Blob]:
@@ -299,7 +307,11 @@ class Trajectory:
 
     def without_experts(self) -> Trajectory:
         """The same trajectory without the experts of its tokens; itself where it has none."""
-        if all(segment.routed_experts is None for turn in self.turns for segment in turn.segments):
+        if all(
+            segment.routed_experts is None
+            for turn in self.turns
+            for segment in turn.segments
+        ):
             return self
 
         def bare(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
@@ -314,7 +326,10 @@ class Trajectory:
     def policy_segments(self) -> tuple[Segment, ...]:
         """Every sampled segment, once, in turn order."""
         return tuple(
-            s for turn in self.turns for s in turn.completion if s.kind is SegmentKind.POLICY
+            s
+            for turn in self.turns
+            for s in turn.completion
+            if s.kind is SegmentKind.POLICY
         )
 
     @property
@@ -376,7 +391,9 @@ class TrajectoryGroup:
         """Finished rollouts, the greedy baseline included; failed and cancelled ones have no
         reward.
         """
-        return tuple(t for t in self.trajectories if t.status.finished and t.reward is not None)
+        return tuple(
+            t for t in self.trajectories if t.status.finished and t.reward is not None
+        )
 
     @property
     def finished(self) -> tuple[Trajectory, ...]:

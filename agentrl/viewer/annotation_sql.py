@@ -102,5 +102,7 @@ def _resumes(steps: Sequence[Mapping[str, int]]) -> pa.Table:
         for number, own in enumerate(steps)
         for stage, step in own.items()
     ]
-    schema = pa.schema([("number", pa.int64()), ("stage", pa.string()), ("step", pa.int64())])
+    schema = pa.schema(
+        [("number", pa.int64()), ("stage", pa.string()), ("step", pa.int64())]
+    )
     return pa.Table.from_pylist(rows, schema=schema)

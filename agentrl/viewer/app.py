@@ -53,7 +53,9 @@ def create_app(source: Path, *, token: str, allow_hosts: Sequence[str] = ()) -> 
 
 
 async def _no_such_path(scope: Scope, receive: Receive, send: Send) -> None:
-    response = answer({"error": f"there is no {scope['path'][:100]}; docs/viewer.md has all"}, 404)
+    response = answer(
+        {"error": f"there is no {scope['path'][:100]}; docs/viewer.md has all"}, 404
+    )
     await response(scope, receive, send)
 
 
@@ -77,7 +79,8 @@ async def _invalid(_: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return answer(
-        {"error": f"{request.method} {request.url.path[:100]}: {error.detail}"}, error.status_code
+        {"error": f"{request.method} {request.url.path[:100]}: {error.detail}"},
+        error.status_code,
     )
 
 

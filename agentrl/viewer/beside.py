@@ -25,7 +25,9 @@ _WAKING_S = 1.0
 
 
 @contextmanager
-def viewer_beside(run: Path, tell: Callable[[str], None], *, terminal: bool) -> Iterator[None]:
+def viewer_beside(
+    run: Path, tell: Callable[[str], None], *, terminal: bool
+) -> Iterator[None]:
     """Shows a run as long as the block lasts.
 
     Args:

@@ -140,7 +140,9 @@ class RunWatcher:
                 changed = self._publish("state", {"state": "lost", "why": repr(error)})
                 if changed:
                     told = {"event": "follow_failed", "run": self._run.name}
-                    logger.exception("the viewer cannot follow %s", self._run.name, extra=told)
+                    logger.exception(
+                        "the viewer cannot follow %s", self._run.name, extra=told
+                    )
             wait_s = _BUSY_S if changed else quiet_s
             quiet_s = _QUIET_S if changed else min(_LATEST_S, quiet_s * _SLOWER)
             with self._changed:
@@ -247,6 +249,11 @@ class Following:
 def run_signature(run: OpenRun) -> object:
     """What differs once anything was written that a list or a chart shows."""
     own = run.directory
-    paths: list[Path] = [own.metrics_path, own.events_path, own.ledger_path, own.sealed_folder]
+    paths: list[Path] = [
+        own.metrics_path,
+        own.events_path,
+        own.ledger_path,
+        own.sealed_folder,
+    ]
     paths += [run.notes.folder, *own.live_folder.glob("step=*/*.jsonl")]
     return stamps_of(paths)

@@ -182,7 +182,14 @@ def show(
             opened.append(open_browser(address))
 
     try:
-        serve(source, host=host, port=port, allow_hosts=allow_hosts, announce=announce, until=until)
+        serve(
+            source,
+            host=host,
+            port=port,
+            allow_hosts=allow_hosts,
+            announce=announce,
+            until=until,
+        )
     finally:
         for remove in opened:
             remove()
@@ -236,7 +243,9 @@ def open_browser(address: Address) -> Callable[[], None]:
     # of this user alone
     folder = Path(tempfile.mkdtemp(prefix="agentrl-view-"))
     page = folder / "open.html"
-    with open(os.open(page, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
+    with open(
+        os.open(page, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8"
+    ) as file:
         file.write(_OPENER.format(url=html.escape(address.link)))
     # on a thread of its own: some browsers return when they are closed, and ask for pages before
     opening = threading.Thread(target=webbrowser.open, args=(page.as_uri(),), daemon=True)

@@ -17,7 +17,14 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from agentrl.errors import StoreError
 from agentrl.guards.regular_file import descriptor
@@ -154,7 +161,9 @@ class NoteBook:
         """
         note = next((note for note in self.all() if note.id == note_id), None)
         if note is None:
-            raise not_found(f"the run has no note {note_id[:40]!r}; it may be deleted already")
+            raise not_found(
+                f"the run has no note {note_id[:40]!r}; it may be deleted already"
+            )
         if note.user != self.user:
             raise ViewerError(
                 403, f"the note is {note.user}'s: a user deletes their own notes alone"
@@ -184,7 +193,8 @@ class NoteBook:
                     os.close(file)
         except StoreError as error:
             raise ViewerError(
-                403, f"the note was not kept: {error}; notes lie in the run, so make it writable"
+                403,
+                f"the note was not kept: {error}; notes lie in the run, so make it writable",
             ) from error
 
 

@@ -88,7 +88,9 @@ class TokenPieces:
         pieces = [self._piece(token_id) for token_id in unique.tolist()]
         texts = np.array([piece.text for piece in pieces], dtype=object)[places]
         is_part = np.array([piece.part != b"" for piece in pieces], dtype=bool)[places]
-        parts = {place: pieces[places[place]].part for place in np.flatnonzero(is_part).tolist()}
+        parts = {
+            place: pieces[places[place]].part for place in np.flatnonzero(is_part).tolist()
+        }
         return texts.tolist(), parts
 
     def data(self, token_ids: I32) -> list[bytes]:
@@ -121,7 +123,9 @@ class TokenPieces:
         if self._kinds & {"Metaspace", "ByteFallback"}:
             return TokenPiece(token.replace(_WORD_START, " "))
         if "WordPiece" in self._kinds:
-            return TokenPiece(token.removeprefix("##") if token.startswith("##") else f" {token}")
+            return TokenPiece(
+                token.removeprefix("##") if token.startswith("##") else f" {token}"
+            )
         return TokenPiece(token if self._kinds else f" {token}")
 
 
@@ -214,7 +218,9 @@ def stage_pieces(run: RunDirectory, stage: str) -> TokenPieces:
     return load_pieces(path)
 
 
-HIDDEN = "their text is a secret that the run masked, or may hold one; the ids on disk are whole"
+HIDDEN = (
+    "their text is a secret that the run masked, or may hold one; the ids on disk are whole"
+)
 
 _SAMPLED = (SegmentKind.POLICY, SegmentKind.TARGET)
 
@@ -227,7 +233,9 @@ def has_marks(columns: Mapping[str, Any]) -> bool:
     return any(masked_names(text) for text in columns.values() if isinstance(text, str))
 
 
-def without_secrets(row: StoredRow, pieces: TokenPieces | None, mask: SecretMask) -> StoredRow:
+def without_secrets(
+    row: StoredRow, pieces: TokenPieces | None, mask: SecretMask
+) -> StoredRow:
     """A trajectory without the ids of what was masked in its texts.
 
     Args:
@@ -237,7 +245,9 @@ def without_secrets(row: StoredRow, pieces: TokenPieces | None, mask: SecretMask
     """
     ids = row.arrays.token_ids
     taken = (
-        np.zeros(ids.size, dtype=bool) if pieces is None else taken_tokens(row, pieces, mask.spans)
+        np.zeros(ids.size, dtype=bool)
+        if pieces is None
+        else taken_tokens(row, pieces, mask.spans)
     )
     for part, names in _marked_parts(row):
         shown = b"" if pieces is None else b"".join(pieces.data(ids[part]))

@@ -108,7 +108,9 @@ def _notes(run: OpenRun) -> dict[str, Any]:
     return {"notes": run.notes.records(), "user": run.notes.user}
 
 
-def _add_note(run: OpenRun, fields: Annotated[dict[str, Any], Depends(_body)]) -> dict[str, Any]:
+def _add_note(
+    run: OpenRun, fields: Annotated[dict[str, Any], Depends(_body)]
+) -> dict[str, Any]:
     about = {}
     if fields.get("trajectory") != "":
         with run.lock:
@@ -169,7 +171,9 @@ def api_routes(runs: RunFolder, following: Following) -> APIRouter:
 
         # FastAPI reads from the signature what a request may ask.
         _, *asked = inspect.signature(view, eval_str=True).parameters.values()
-        key = inspect.Parameter("key", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
+        key = inspect.Parameter(
+            "key", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=str
+        )
         signature = inspect.Signature([key, *asked])
         answered.__signature__ = signature  # type: ignore[attr-defined]
         router.add_api_route(f"/runs/{{key}}{path}", answered, methods=[method])

@@ -38,7 +38,16 @@ from agentrl.viewer.index import RunIndex
 from agentrl.viewer.index.fields import FIELDS, Kind, in_sql
 
 MAX_ROWS = 10_000
-_EVENT_FIELDS = ("time", "level", "event", "boundary", "message", "step", "stage", "trajectory")
+_EVENT_FIELDS = (
+    "time",
+    "level",
+    "event",
+    "boundary",
+    "message",
+    "step",
+    "stage",
+    "trajectory",
+)
 _ZONED = "TIMESTAMP WITH TIME ZONE"
 _PLAIN = frozenset({bool, int, float, str, NoneType})
 _TURNS = """
@@ -144,7 +153,9 @@ class RunSql(Closing):
             self._connection.execute(_TURNS)
             rollbacks = Rollbacks.readable(run, self.damage.add)
             create_annotations(self._connection, rollbacks, learned, annotations)
-            self._create("metrics", _columns_of(read_jsonl(run.metrics_path, self.damage.add)))
+            self._create(
+                "metrics", _columns_of(read_jsonl(run.metrics_path, self.damage.add))
+            )
             self._create("events", _events(read_jsonl(run.events_path, self.damage.add)))
         except duckdb.OutOfMemoryException as error:
             self.close()
@@ -219,7 +230,9 @@ class RunSql(Closing):
                 "trajectories, turns, annotations, metrics, events"
             )
 
-    def _with_times_as_text(self, sql: str, kinds: Sequence[str]) -> duckdb.DuckDBPyConnection:
+    def _with_times_as_text(
+        self, sql: str, kinds: Sequence[str]
+    ) -> duckdb.DuckDBPyConnection:
         """The answer to a statement with its times of a zone as texts, of which DuckDB makes
         objects by the package pytz alone.
 
@@ -240,12 +253,16 @@ class RunSql(Closing):
         self._connection.register(f"{view}_table", table)
         self._connection.execute(f"CREATE VIEW {view} AS SELECT * FROM {view}_table")
 
-    def _create_trajectories(self, index: RunIndex, live: pa.Table, sealed: Sequence[Path]) -> None:
+    def _create_trajectories(
+        self, index: RunIndex, live: pa.Table, sealed: Sequence[Path]
+    ) -> None:
         """The newest record of each id, with what the index knows of it besides."""
         fields = index.fields()
         stored = set(_STORED.values()) - {"id", "recorded_at"}
         joined = index.columns([name for name in fields if name not in stored])
-        arrays = {name: _field_array(own, fields[name].kind) for name, own in joined.items()}
+        arrays = {
+            name: _field_array(own, fields[name].kind) for name, own in joined.items()
+        }
         self._connection.register("index_table", pa.table(arrays))
         self._connection.register("live_table", live)
         found = live_and_sealed("live_table", ("id", "recorded_at"), sealed)
@@ -271,7 +288,9 @@ def _live_table(run: RunDirectory) -> pa.Table:
     """The trajectories that are not sealed yet, without their arrays."""
     live = sorted(run.live_folder.glob("step=*/*.jsonl"))
     rows = [row for path in live for row in live_texts(path)]
-    return pa.Table.from_pylist(rows, schema=pa.schema([SCHEMA.field(name) for name in COLUMNS]))
+    return pa.Table.from_pylist(
+        rows, schema=pa.schema([SCHEMA.field(name) for name in COLUMNS])
+    )
 
 
 def _columns_of(rows: Iterable[Mapping[str, Any]], first: Sequence[str] = ()) -> pa.Table:
@@ -293,7 +312,8 @@ def _array(values: Sequence[Any]) -> pa.Array:
             # a whole number of many digits: as its text
             pass
     texts = (
-        value if value is None or isinstance(value, str) else to_json(value) for value in values
+        value if value is None or isinstance(value, str) else to_json(value)
+        for value in values
     )
     return pa.array([text and encodable(text) for text in texts], pa.string())
 
@@ -315,5 +335,7 @@ def _plain(value: Any) -> Any:
         return {str(_plain(key)): _plain(own) for key, own in value.items()}
     if isinstance(value, list | tuple):
         # Most are the numbers of many tokens.
-        return list(value) if _PLAIN.issuperset(map(type, value)) else list(map(_plain, value))
+        return (
+            list(value) if _PLAIN.issuperset(map(type, value)) else list(map(_plain, value))
+        )
     return value if type(value) in _PLAIN else str(value)

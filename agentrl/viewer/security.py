@@ -98,7 +98,9 @@ class Guard(HttpGuard):
         else:
             # a browser sends no SameSite=Strict cookie along a redirect that began elsewhere
             head = '<meta http-equiv="refresh" content="0;url=/">'
-            entered = HTMLResponse(_page("agentrl view", '<a href="/">Open the viewer</a>', head))
+            entered = HTMLResponse(
+                _page("agentrl view", '<a href="/">Open the viewer</a>', head)
+            )
         entered.headers["Cache-Control"] = "no-store"
         entered.set_cookie(
             self._cookie, self._session.decode(), httponly=True, samesite="strict", path="/"
@@ -106,7 +108,9 @@ class Guard(HttpGuard):
         return entered
 
     def _has_cookie(self, headers: Headers) -> bool:
-        pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+        pairs = (
+            part.strip().partition("=") for part in headers.get("cookie", "").split(";")
+        )
         values = [value for name, _, value in pairs if name == self._cookie]
         return any(hmac.compare_digest(value.encode(), self._session) for value in values)
 

@@ -42,4 +42,8 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> str:
     first = errors[0]
     rule = str(first["msg"]).removeprefix("Value error, ")
     place = ".".join(map(str, first["loc"]))
-    return f"{place}: {rule}, got {beginning(str(first.get('input')), 100)!r}" if place else rule
+    return (
+        f"{place}: {rule}, got {beginning(str(first.get('input')), 100)!r}"
+        if place
+        else rule
+    )

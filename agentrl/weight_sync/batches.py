@@ -15,7 +15,12 @@ from torch import Tensor
 
 from agentrl.engines import Served, ServedDtype, UpdateSession
 from agentrl.engines.checksum import tensor_checksum
-from agentrl.engines.servers.client import NamedTensors, NewVersion, ServerClient, dtype_name
+from agentrl.engines.servers.client import (
+    NamedTensors,
+    NewVersion,
+    ServerClient,
+    dtype_name,
+)
 from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.tensor_parallel import Shards, ShardTensor
 from agentrl.engines.tensor_slice import TensorSlice

@@ -132,9 +132,13 @@ class BroadcastSender(BatchSender):
 
     def _open(self, update: ServerUpdate, root: Root) -> _Group:
         """Joins with all servers at once; a server that refuses ends the wait for the others."""
-        group = _Group(f"agentrl-{next(_numbers)}-{update.new.label}", root, update.member_ids)
+        group = _Group(
+            f"agentrl-{next(_numbers)}-{update.new.label}", root, update.member_ids
+        )
         ranks = list(
-            itertools.accumulate((server.client.num_ranks for server in update.servers), initial=1)
+            itertools.accumulate(
+                (server.client.num_ranks for server in update.servers), initial=1
+            )
         )
         how = (ranks[-1], self._backend, update.timeout_s, self._address)
         host, port = root("open", group.name, *how)
@@ -154,12 +158,16 @@ class BroadcastSender(BatchSender):
             root("leave", group.name)
             if joining.done():
                 update.wait(joining)
-            raise EngineError(f"the group {group.name!r}: {error}; publish again") from error
+            raise EngineError(
+                f"the group {group.name!r}: {error}; publish again"
+            ) from error
         update.wait(joining)
         return group
 
 
-def _together(update: ServerUpdate, group: _Group, theirs: Future[Any]) -> Mapping[str, int]:
+def _together(
+    update: ServerUpdate, group: _Group, theirs: Future[Any]
+) -> Mapping[str, int]:
     """Waits until the root has done its part; a server may say that it has all before that.
 
     Raises:

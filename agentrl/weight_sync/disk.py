@@ -69,7 +69,9 @@ class DiskSender(BatchSender):
         except StoreError as error:
             # The servers have the new one by now; the next update tries again.
             logger.warning(
-                "weights of an older version stay: %s", error, extra={"event": "old_weights_stay"}
+                "weights of an older version stay: %s",
+                error,
+                extra={"event": "old_weights_stay"},
             )
 
     def close(self) -> None:

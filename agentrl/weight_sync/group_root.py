@@ -108,7 +108,9 @@ class GroupRoot:
         host = address or self._address
         try:
             # Its constructor may not wait for servers, which are asked to join only later.
-            store = TCPStore(host, 0, is_master=True, timeout=_CONNECT, wait_for_workers=False)
+            store = TCPStore(
+                host, 0, is_master=True, timeout=_CONNECT, wait_for_workers=False
+            )
         except RuntimeError as error:
             raise EngineError(
                 f"broadcast_address='{host}' must be an address of {socket.gethostname()}, which "

@@ -149,7 +149,9 @@ def update_engine(
         verify_probe(engine, reference.probe, engine.layout().dtype, version, noise)
     except EngineError as error:
         logger.warning(
-            "%s: the engine is closed", error, extra={"event": "weights_differ", "version": version}
+            "%s: the engine is closed",
+            error,
+            extra={"event": "weights_differ", "version": version},
         )
         # it is whole, and wrong: its clients must hear so
         engine.close()

@@ -56,7 +56,9 @@ class Resharder:
         shapes = {name: one.shape for parts in holders for name, one in parts.items()}
         wholes = [TensorSlice.whole(name, shape) for name, shape in shapes.items()]
         # What two ranks of an engine both hold is wanted once.
-        wishes = [wholes if wish is None else list(dict.fromkeys(wish)) for _, wish in ranks]
+        wishes = [
+            wholes if wish is None else list(dict.fromkeys(wish)) for _, wish in ranks
+        ]
         self.rank = dist.get_rank()
         plan = plan_buckets(holders, wishes, BUCKET_BYTES // dtype.itemsize)
         self.buckets = [
@@ -101,7 +103,9 @@ class Resharder:
         for name in bucket.complete:
             whole = own.pop(name, None)
             for wish in self._wishes[name]:
-                tensor = made.pop(wish, whole if wish.numel else self._empty.view(wish.size))
+                tensor = made.pop(
+                    wish, whole if wish.numel else self._empty.view(wish.size)
+                )
                 assert tensor is not None, "what is wanted was planned"
                 yield WeightPart(name, wish.shape, wish.first, tensor)
 
@@ -116,7 +120,9 @@ class Resharder:
             if move.wish not in made:
                 made[move.wish] = self._empty.new_empty(move.wish.size)
             if move.source == self.rank:
-                made[move.wish][move.block.slices_of(move.wish.first)] = self._block(move, own)
+                made[move.wish][move.block.slices_of(move.wish.first)] = self._block(
+                    move, own
+                )
 
     def _travel(
         self,
@@ -130,9 +136,13 @@ class Resharder:
         gathers = bucket.way == "gather"
         away = [move for move in bucket.moves if gathers or move.source != move.target]
         ranks = range(size)
-        to = [[m for m in away if m.source == self.rank and m.target == rank] for rank in ranks]
+        to = [
+            [m for m in away if m.source == self.rank and m.target == rank]
+            for rank in ranks
+        ]
         sources = [
-            [m for m in away if m.target == self.rank and m.source == rank] for rank in ranks
+            [m for m in away if m.target == self.rank and m.source == rank]
+            for rank in ranks
         ]
         sent = to[:1] if gathers else to
         counts = [_numel(moves) for moves in sources]
@@ -147,7 +157,9 @@ class Resharder:
         if gathers:
             all_gather(incoming, outgoing)
         else:
-            dist.all_to_all_single(incoming, outgoing, counts, [_numel(moves) for moves in sent])
+            dist.all_to_all_single(
+                incoming, outgoing, counts, [_numel(moves) for moves in sent]
+            )
         for rank, moves in enumerate(sources):
             place = sum(counts[:rank])
             for move in moves:

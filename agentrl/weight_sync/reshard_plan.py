@@ -88,7 +88,9 @@ def plan_buckets(
     filled = _Buckets(len(held), bucket_size)
     for name in order:
         holders = {rank: own[name] for rank, own in enumerate(held) if name in own}
-        moves = [move for rank, wish in wishes[name] for move in _moves_of(holders, rank, wish)]
+        moves = [
+            move for rank, wish in wishes[name] for move in _moves_of(holders, rank, wish)
+        ]
         filled.add(name, moves, {rank: own.numel for rank, own in holders.items()})
     return filled.end()
 
@@ -109,7 +111,9 @@ def _shared_order(held: Sequence[Mapping[str, TensorSlice]]) -> list[str]:
     return sorted(places, key=places.__getitem__)
 
 
-def _moves_of(holders: Mapping[int, TensorSlice], target: int, wish: TensorSlice) -> list[Move]:
+def _moves_of(
+    holders: Mapping[int, TensorSlice], target: int, wish: TensorSlice
+) -> list[Move]:
     """What makes up a wish, each number of it once."""
     moves = []
     left = [wish]
@@ -140,7 +144,9 @@ def _way_of(moves: Sequence[Move], num_ranks: int) -> Way:
     for move in sorted(moves, key=lambda move: move.source):
         by_target[move.target].append((move.source, move.block))
         sent[move.source] += move.block.numel
-    all_alike = len(by_target) == num_ranks and len(set(map(tuple, by_target.values()))) == 1
+    all_alike = (
+        len(by_target) == num_ranks and len(set(map(tuple, by_target.values()))) == 1
+    )
     is_even = max(sent) * num_ranks <= _MOST_PADDING * sum(sent)
     return "gather" if all_alike and is_even else "exchange"
 
@@ -214,7 +220,9 @@ class _Buckets:
         before = self._open
         names = (*before.names, name)
         if way == "nothing":
-            self._open = replace(before, names=names, complete=names, kept=(*before.kept, *moves))
+            self._open = replace(
+                before, names=names, complete=names, kept=(*before.kept, *moves)
+            )
         else:
             self._open = Bucket(way, names, names, (*before.moves, *moves), before.kept)
         self._cost += cost

@@ -87,7 +87,9 @@ class ServedCopy:
         """What is kept."""
         return tuple(part.block for part in self._parts.values())
 
-    def read(self, version: int, names: Sequence[str], *, changes: bool = False) -> list[PartBits]:
+    def read(
+        self, version: int, names: Sequence[str], *, changes: bool = False
+    ) -> list[PartBits]:
         """Copies of some parts; with ``changes`` what changed of those of which it is known.
 
         Raises:
@@ -201,7 +203,9 @@ class Delivery:
         num_bytes: that came so far.
     """
 
-    def __init__(self, weights: ServedWeights, base: Callable[[str], Tensor] | None) -> None:
+    def __init__(
+        self, weights: ServedWeights, base: Callable[[str], Tensor] | None
+    ) -> None:
         self.num_bytes = 0
         self._weights = weights
         self._base = base
@@ -220,7 +224,9 @@ class Delivery:
     def _places(self, names: Iterable[str]) -> list[list[TensorSlice]]:
         """By rank, what it has of some tensors."""
         wanted = set(names)
-        return [[place for place in own if place.name in wanted] for own in self._weights.ranks]
+        return [
+            [place for place in own if place.name in wanted] for own in self._weights.ranks
+        ]
 
     def _ask(self, names: Sequence[str]) -> Any:
         own_names = [tuple(place.name for place in own) for own in self._places(names)]

@@ -112,14 +112,18 @@ def verify_probe(
             )
 
 
-def verify_checksums(trainer: Mapping[str, int], engine: Mapping[str, int], version: int) -> None:
+def verify_checksums(
+    trainer: Mapping[str, int], engine: Mapping[str, int], version: int
+) -> None:
     """Every tensor of the engine has the trainer's bits.
 
     Raises:
         WeightMismatchError: a tensor differs, or is on one side alone.
     """
     differing = sorted(
-        name for name in trainer.keys() | engine.keys() if trainer.get(name) != engine.get(name)
+        name
+        for name in trainer.keys() | engine.keys()
+        if trainer.get(name) != engine.get(name)
     )
     if differing:
         raise WeightMismatchError(
@@ -136,4 +140,6 @@ def _one_sample(ids: tuple[int, ...]) -> Batch:
     turn = Turn(0, None, (prompt,), (made,), "", {"role": "assistant", "content": ""})
     task = Task("probe")
     episode = Trajectory(task, 0, 0, 0, "train", (turn,), Status("terminated"), reward=0.0)
-    return make_batch([TrajectoryGroup(0, task, (episode,))], credit=np.zeros(1, np.float32))
+    return make_batch(
+        [TrajectoryGroup(0, task, (episode,))], credit=np.zeros(1, np.float32)
+    )

@@ -58,12 +58,20 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
             continue
         expression = wrong(rng, problem.expression) if faulty else problem.expression
         output = evaluate(expression)
-        yield {"messages": [*messages, *call("calc", output, expression=expression), say(output)]}
+        yield {
+            "messages": [
+                *messages,
+                *call("calc", output, expression=expression),
+                say(output),
+            ]
+        }
 
 
 def wrong(rng: random.Random, expression: str) -> str:
     """The expression with another operator."""
-    place = rng.choice([index for index, letter in enumerate(expression) if letter in "+-*"])
+    place = rng.choice(
+        [index for index, letter in enumerate(expression) if letter in "+-*"]
+    )
     other = rng.choice([o for o in "+-*" if o != expression[place]])
     return expression[:place] + other + expression[place + 1 :]
 

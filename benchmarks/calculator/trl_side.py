@@ -105,7 +105,10 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     tokenizer.chat_template = SILENT_TOOLS + tokenizer.chat_template
     tokenizer.response_template = qwen3_template
-    rows = [json.loads(line) for line in arguments.tasks.read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in arguments.tasks.read_text(encoding="utf-8").splitlines()
+    ]
     blocks = Blocks(lambda: int(sys.stdin.readline() or 0), answers)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(
@@ -164,7 +167,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument(
-        "--tasks", type=Path, required=True, help='JSON lines of {"prompt": [...], "answer": ...}'
+        "--tasks",
+        type=Path,
+        required=True,
+        help='JSON lines of {"prompt": [...], "answer": ...}',
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)

@@ -28,7 +28,9 @@ Fault = Callable[[RecordedRun, Tokenizer], PlantedFault]
 
 def mismatched_token(run: RecordedRun, tokenizer: Tokenizer) -> PlantedFault:
     """The sampler's logprob of one token is 6 nats below the trainer's."""
-    chosen = max(run.trained(MISMATCH_STEP), key=lambda i: run.trajectories[i].num_policy_tokens)
+    chosen = max(
+        run.trained(MISMATCH_STEP), key=lambda i: run.trajectories[i].num_policy_tokens
+    )
     (segment,) = run.trajectories[chosen].turns[0].completion
     assert segment.logprobs is not None
     place = len(segment) // 2
@@ -88,7 +90,11 @@ def appearing_phrase(run: RecordedRun, tokenizer: Tokenizer) -> PlantedFault:
     return PlantedFault(
         "appearing phrase",
         f"from step {PHRASE_STEP} on, answers begin with {PHRASE.strip()!r}",
-        {"page": "behaviour", "a": f"1..{PHRASE_STEP - 1}", "b": f"{PHRASE_STEP}..{last_step}"},
+        {
+            "page": "behaviour",
+            "a": f"1..{PHRASE_STEP - 1}",
+            "b": f"{PHRASE_STEP}..{last_step}",
+        },
     )
 
 
@@ -133,7 +139,9 @@ def marker_in_output(run: RecordedRun, tokenizer: Tokenizer) -> PlantedFault:
 def other_split(run: RecordedRun, tokenizer: Tokenizer) -> PlantedFault:
     """The policy sampled a word in pieces that its tokenizer would not choose."""
     # of a group that was not trained, so that no part of a loss goes
-    untrained = (step for step in range(6, PHRASE_STEP) if _answered(run, step, trained=False))
+    untrained = (
+        step for step in range(6, PHRASE_STEP) if _answered(run, step, trained=False)
+    )
     chosen = _answered(run, next(untrained), trained=False)
     (segment,) = run.trajectories[chosen].turns[0].completion
     place, pieces = next(
@@ -207,7 +215,9 @@ def newest_alert(run: RecordedRun, tokenizer: Tokenizer) -> PlantedFault:
         }
     )
     return PlantedFault(
-        "alert", "the newest alert leads to its evidence", {"page": "trajectory", "id": chosen}
+        "alert",
+        "the newest alert leads to its evidence",
+        {"page": "trajectory", "id": chosen},
     )
 
 
@@ -277,7 +287,11 @@ def _one_answer(trajectory: Trajectory, turn: int) -> bool:
 
 
 def _answer(
-    run: RecordedRun, tokenizer: Tokenizer, trajectory_id: str, turn: int, result: ToolResult
+    run: RecordedRun,
+    tokenizer: Tokenizer,
+    trajectory_id: str,
+    turn: int,
+    result: ToolResult,
 ) -> None:
     """Gives a call another result, and the next turn its text and ids."""
     encoder = PieceEncoder(tokenizer, ())

@@ -44,7 +44,9 @@ SETTINGS = (
 def main() -> None:
     """Trains, plants, packs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, help="a run made with these settings; none: train one")
+    parser.add_argument(
+        "--run", type=Path, help="a run made with these settings; none: train one"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -101,7 +103,9 @@ def pack(folder: Path, planted: list[PlantedFault]) -> int:
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+        files = (
+            path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"
+        )
         for path in sorted(files):
             entry = tarfile.TarInfo(str(path.relative_to(folder)))
             entry.size = path.stat().st_size

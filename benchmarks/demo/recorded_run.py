@@ -25,7 +25,13 @@ from agentrl.types.segment import ALTERNATIVE_IDS, ALTERNATIVE_LOGPROBS
 
 STAGE = "rl"
 _TEXTS = ("config.resolved.yaml", "ledger.jsonl", "summary.json", "left_out.json")
-_FILL = {"loss_weight": 0.0, "advantages": 0.0, "token_loss": 0.0, "clipped": 0, "loss_reason": 1}
+_FILL = {
+    "loss_weight": 0.0,
+    "advantages": 0.0,
+    "token_loss": 0.0,
+    "clipped": 0,
+    "loss_reason": 1,
+}
 """What an annotation says of a token that no step trained; others are NaN."""
 _ABSENT = {ALTERNATIVE_IDS: -1, ALTERNATIVE_LOGPROBS: -np.inf}
 """What stands beside a token that no engine sampled."""
@@ -67,9 +73,9 @@ class RecordedRun:
         summaries = reader.summaries()
         stored = list(reader.get_many([summary.id for summary in summaries]))
         named = [name for name in _TEXTS if (run.root / name).is_file()]
-        used = {blob.sha256 for one in stored for blob in one.trajectory.blobs() if blob.sha256} | {
-            sha for files in record["tokenizers"].values() for sha in files.values()
-        }
+        used = {
+            blob.sha256 for one in stored for blob in one.trajectory.blobs() if blob.sha256
+        } | {sha for files in record["tokenizers"].values() for sha in files.values()}
         return cls(
             record=record,
             texts={name: _without(run.root / name, paths) for name in named},
@@ -88,7 +94,10 @@ class RecordedRun:
         run = RunDirectory.create(folder, self.record)
         for name, text in self.texts.items():
             (run.root / name).write_text(text, encoding="utf-8")
-        for path, rows in ((run.metrics_path, self.metrics), (run.events_path, self.events)):
+        for path, rows in (
+            (run.metrics_path, self.metrics),
+            (run.events_path, self.events),
+        ):
             path.write_text("".join(f"{to_json(row)}\n" for row in rows), encoding="utf-8")
         for data in self.blobs.values():
             run.write_blob(data)
@@ -121,7 +130,9 @@ class RecordedRun:
 
     def row(self, step: int) -> dict[str, Any]:
         """The metrics of a step."""
-        return next(row for row in self.metrics if row["stage"] == STAGE and row["step"] == step)
+        return next(
+            row for row in self.metrics if row["stage"] == STAGE and row["step"] == step
+        )
 
     def num_trained(self, step: int) -> int:
         """Tokens in the loss of a step."""
@@ -148,7 +159,9 @@ class RecordedRun:
         own[-1] = replace(own[-1], arrays={**own[-1].arrays, name: array})
         return before
 
-    def splice(self, trajectory_id: str, turn: int, place: int, remove: int, insert: Ids) -> None:
+    def splice(
+        self, trajectory_id: str, turn: int, place: int, remove: int, insert: Ids
+    ) -> None:
         """Replaces tokens of a turn's completion of one segment; no step trained the new ones.
 
         Args:
@@ -163,7 +176,9 @@ class RecordedRun:
         assert segment.logprobs is not None
         spliced = replace(
             segment,
-            token_ids=_spliced(segment.token_ids, place, remove, np.array(insert, np.int32)),
+            token_ids=_spliced(
+                segment.token_ids, place, remove, np.array(insert, np.int32)
+            ),
             logprobs=_spliced(
                 segment.logprobs, place, remove, np.full(len(insert), -0.25, np.float32)
             ),
@@ -180,7 +195,9 @@ class RecordedRun:
         start = sum(_num_sampled(one) for one in trajectory.turns[:turn]) + place
         self.change_turn(trajectory_id, turn, completion=(spliced,))
         self.annotations[trajectory_id] = [
-            replace(one, arrays=self._spliced_arrays(one.arrays, start, remove, len(insert)))
+            replace(
+                one, arrays=self._spliced_arrays(one.arrays, start, remove, len(insert))
+            )
             for one in self.annotations[trajectory_id]
         ]
 

@@ -179,7 +179,9 @@ def addresses(address: Address) -> dict[str, tuple[str, str]]:
 
         def rows(query: str, sort: str = "-step") -> list[dict[str, Any]]:
             asked = {"query": query, "sort": sort, "limit": "500"}
-            answer = client.get(f"/runs/{run['key']}/trajectories", params=asked).raise_for_status()
+            answer = client.get(
+                f"/runs/{run['key']}/trajectories", params=asked
+            ).raise_for_status()
             found: list[dict[str, Any]] = answer.json()["rows"]
             return found
 
@@ -194,7 +196,10 @@ def addresses(address: Address) -> dict[str, tuple[str, str]]:
         "metrics": (f"{place}/metrics", ".charts canvas"),
         "timeline": (f"{place}/timeline", ".time-lane canvas, .empty"),
         "step": (f"{place}/step/{shown['step']}{_query(stage=shown['stage'])}", "#waited"),
-        "trajectories": (f"{place}/trajectories{_query(query='purpose:train')}", "[role=row] a"),
+        "trajectories": (
+            f"{place}/trajectories{_query(query='purpose:train')}",
+            "[role=row] a",
+        ),
         "group": (f"{place}/group/{shown['group']}{group}", ".group-rows + *"),
         "task": (f"{place}/task/{quote(task, safe='')}", ".task-diff > :nth-child(2)"),
         "tasks": (f"{place}/tasks", ".page > .panel table, .page > .panel p"),
@@ -234,7 +239,9 @@ def _complaints(page: Page) -> list[str]:
     """What goes wrong in a page from now on."""
     found: list[str] = []
     page.on("pageerror", lambda error: found.append(str(error)))
-    page.on("console", lambda told: found.append(told.text) if told.type == "error" else None)
+    page.on(
+        "console", lambda told: found.append(told.text) if told.type == "error" else None
+    )
     return found
 
 

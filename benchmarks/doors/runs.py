@@ -38,7 +38,9 @@ def launch(folder: Path, settings: Sequence[str]) -> None:
     command = [sys.executable, "-m", "agentrl", "train", str(CONFIG), f"run.dir={folder}"]
     print(f"--- {folder.name}: {' '.join(settings)}", flush=True)
     subprocess.run(
-        [*command, *settings, *resume], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [*command, *settings, *resume],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
@@ -52,5 +54,7 @@ def column(folder: Path, metric: str) -> npt.NDArray[np.float64]:
     steps = [row for row in map(json.loads, lines) if row.get("stage") == "rl"]
     missing = [row["step"] for row in steps if metric not in row]
     if missing or not steps:
-        raise ValueError(f"{folder.name} must have {metric} in each step, it lacks {missing}")
+        raise ValueError(
+            f"{folder.name} must have {metric} in each step, it lacks {missing}"
+        )
     return np.array([row[metric] for row in steps])

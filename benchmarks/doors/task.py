@@ -61,7 +61,9 @@ def tasks(seed: int, split: str = "train", num_tasks: int = 2000) -> Iterator[Ta
     rng = random.Random(f"{seed}-{split}")
     for index in range(num_tasks):
         signs = rng.choices(list(DOORS), k=NUM_ROOMS)
-        yield Task(f"{split}-{index}", info={"signs": signs, "chest": rng.randrange(NUM_ROOMS)})
+        yield Task(
+            f"{split}-{index}", info={"signs": signs, "chest": rng.randrange(NUM_ROOMS)}
+        )
 
 
 def demonstrations(seed: int, noise: float = 0.9) -> Iterator[dict[str, Any]]:

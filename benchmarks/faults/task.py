@@ -76,7 +76,12 @@ def demonstrations(seed: int) -> Iterator[dict[str, Any]]:
             "messages": [
                 {"role": "user", "content": f"{a} and {b}?"},
                 {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "content": str(a + b), "tool_call_id": "call_0", "name": "add"},
+                {
+                    "role": "tool",
+                    "content": str(a + b),
+                    "tool_call_id": "call_0",
+                    "name": "add",
+                },
                 {"role": "assistant", "content": said},
             ]
         }
@@ -88,7 +93,12 @@ def build_model(folder: Path, seed: int) -> None:
 
     sizes = {"hidden": 48, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 24, "ff": 96}
     build_tiny_model(
-        folder, demonstrations(seed), seed=seed, num_demonstrations=40, vocab_size=300, **sizes
+        folder,
+        demonstrations(seed),
+        seed=seed,
+        num_demonstrations=40,
+        vocab_size=300,
+        **sizes,
     )
 
 

@@ -83,7 +83,9 @@ def examine(
         f"stages.rl.eval.sets={{fresh: 'benchmarks.fresh.{example}:{tasks}'}}",
     ]
     with Trainer(load_config(EXAMPLES / example / "config.yaml", settings)) as trainer:
-        (result,) = trainer.evaluate_sets("fresh", samples=samples, greedy=temperature == 1.0)
+        (result,) = trainer.evaluate_sets(
+            "fresh", samples=samples, greedy=temperature == 1.0
+        )
     if excluded := result.numbers.get("excluded"):
         raise RuntimeError(
             f"{excluded} episodes of {model} on the fresh problems failed; examine it again"

@@ -39,7 +39,9 @@ def earlier_names() -> set[str]:
     for question in islice(
         questions(random.Random(f"{EARLIER_SEED}-held_out"), "held_out"), EARLIER_TASKS
     ):
-        met |= set(chain(question.hops[0][1], tuple(relation for relation, _ in question.hops)))
+        met |= set(
+            chain(question.hops[0][1], tuple(relation for relation, _ in question.hops))
+        )
     return met
 
 

@@ -61,7 +61,9 @@ class Bookkeeper:
         return self.engine.info()
 
 
-def token_mismatches(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> list[str]:
+def token_mismatches(
+    trajectory: Trajectory, session_id: str, books: Bookkeeper
+) -> list[str]:
     """Turns whose sequence is not what the engine was given and made."""
     found = []
     for turn in trajectory.turns:
@@ -101,14 +103,20 @@ def mask_errors(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> l
                 batch.loss_mask[position:context].any()
                 or batch.rollout_logprobs[position:context].any()
             ):
-                found.append(f"turn {index}: a token that the model did not make is trained")
+                found.append(
+                    f"turn {index}: a token that the model did not make is trained"
+                )
             if not np.array_equal(batch.token_ids[context:stop], made):
-                found.append(f"turn {index}: the batch has other tokens than the model made")
+                found.append(
+                    f"turn {index}: the batch has other tokens than the model made"
+                )
             if (batch.kind[context:stop] != SegmentKind.POLICY).any() or (
                 batch.rollout_logprobs[context:stop] != -1
             ).any():
                 found.append(f"turn {index}: a made token without its kind and logprob")
-            trained[index] = trained.get(index, 0) + int(batch.loss_mask[context:stop].sum())
+            trained[index] = trained.get(index, 0) + int(
+                batch.loss_mask[context:stop].sum()
+            )
             position = stop
         if position != int(end):
             found.append(f"sample {sample}: {int(end) - position} tokens too many")

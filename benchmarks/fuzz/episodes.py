@@ -11,7 +11,13 @@ from typing import Any
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, EpisodeView, Rubric
 from agentrl.render import Renderer
-from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec, run_episode
+from agentrl.rollouts import (
+    EpisodeContext,
+    EpisodeKey,
+    EpisodeSettings,
+    RolloutSpec,
+    run_episode,
+)
 from agentrl.tools import parser_for
 from agentrl.types import Task
 from benchmarks.fuzz.account import Bookkeeper, mask_errors, token_mismatches
@@ -114,21 +120,28 @@ def _count(outcome: Outcome, trajectory: Any, key: EpisodeKey, books: Bookkeeper
     outcome.turns += len(trajectory.turns)
     outcome.sampled_tokens += trajectory.num_policy_tokens
     outcome.restarts += sum(trajectory.info.get("restarts", {}).values())
-    outcome.calls += sum(len(turn.message.get("tool_calls", ())) for turn in trajectory.turns)
+    outcome.calls += sum(
+        len(turn.message.get("tool_calls", ())) for turn in trajectory.turns
+    )
     outcome.stop_strings += sum(
         completion.stop_string is not None for completion in books.completions
     )
     status = str(trajectory.status)
     outcome.statuses[status] = outcome.statuses.get(status, 0) + 1
-    for name, values in (("retok_frac", outcome.retok), ("template_frac", outcome.template)):
+    for name, values in (
+        ("retok_frac", outcome.retok),
+        ("template_frac", outcome.template),
+    ):
         if name in trajectory.info:
             values.append(trajectory.info[name])
     if not trajectory.status.finished:
         outcome.failed.append(f"{trajectory.id}: {status}: {trajectory.status.detail}")
         return
     outcome.mismatches += [
-        f"{trajectory.id}: {fault}" for fault in token_mismatches(trajectory, key.session_id, books)
+        f"{trajectory.id}: {fault}"
+        for fault in token_mismatches(trajectory, key.session_id, books)
     ]
     outcome.masks += [
-        f"{trajectory.id}: {fault}" for fault in mask_errors(trajectory, key.session_id, books)
+        f"{trajectory.id}: {fault}"
+        for fault in mask_errors(trajectory, key.session_id, books)
     ]

@@ -48,7 +48,9 @@ VARIANTS: Mapping[str, Variant] = {
     "llama3_2": Variant("llama3_2", max_calls=1),
     "deepseekv3": Variant("deepseekv3", tools=False),
     "deepseekv3, no thinking": Variant(
-        "deepseekv3", tools=False, changes={"'<｜Assistant｜><think>\\n'": "'<｜Assistant｜>'"}
+        "deepseekv3",
+        tools=False,
+        changes={"'<｜Assistant｜><think>\\n'": "'<｜Assistant｜>'"},
     ),
     "glm4moe": Variant("glm4moe"),
     "glm4moe, thinking off": Variant("glm4moe", enable_thinking=False),
@@ -69,7 +71,9 @@ def built_variant(variant: Variant, folder: Path) -> tuple[Renderer, Any]:
     if variant.name in TEMPLATES:
         family_tokenizer(variant.name).save_pretrained(folder)
     elif variant.name.startswith("qwen") and variant.name != "qwen3_vl":
-        tokenizer = trained_tokenizer(ORDINARY["qwen2_5" if variant.name == "qwen2_5" else "qwen3"])
+        tokenizer = trained_tokenizer(
+            ORDINARY["qwen2_5" if variant.name == "qwen2_5" else "qwen3"]
+        )
         tokenizer.chat_template = real_template(variant.name)
         tokenizer.save_pretrained(folder)
     else:
@@ -134,19 +138,27 @@ class Watched:
         """The renderer's own, watched."""
         found = self._renderer.extend(completion, messages, history, tools)
         clean = self._renderer.extend(
-            completion, self._cleaned(messages), self._cleaned(history), self._cleaned_tools(tools)
+            completion,
+            self._cleaned(messages),
+            self._cleaned(history),
+            self._cleaned_tools(tools),
         )
         self._compare("extend", found, clean)
         if found is not None:
             self._bound("extend", found, messages)
         return found
 
-    def _bound(self, what: str, found: Sequence[Segment], messages: Sequence[Message]) -> None:
+    def _bound(
+        self, what: str, found: Sequence[Segment], messages: Sequence[Message]
+    ) -> None:
         if self.fewest_tokens(messages) > sum(map(len, found)):
             self.violations.append(f"{what}: it has fewer tokens than the fewest")
 
     def _compare(
-        self, what: str, found: tuple[Segment, ...] | None, clean: tuple[Segment, ...] | None
+        self,
+        what: str,
+        found: tuple[Segment, ...] | None,
+        clean: tuple[Segment, ...] | None,
     ) -> None:
         self.contexts += 1
         if found is None or clean is None:
@@ -163,7 +175,10 @@ class Watched:
                 self.violations.append(f"{what}: an OBSERVATION holds an added token")
         ours = concat_ids(found)
         theirs = concat_ids(clean)
-        if ours[np.isin(ours, self._ids)].tolist() != theirs[np.isin(theirs, self._ids)].tolist():
+        if (
+            ours[np.isin(ours, self._ids)].tolist()
+            != theirs[np.isin(theirs, self._ids)].tolist()
+        ):
             self.violations.append(f"{what}: the text of an added token became that token")
 
     def _cleaned(self, messages: Sequence[Message]) -> list[Message]:
@@ -179,7 +194,8 @@ class Watched:
 
     def _cleaned_tools(self, tools: Sequence[ToolSpec]) -> list[ToolSpec]:
         return [
-            ToolSpec(tool.name, self._clean(tool.description), tool.parameters) for tool in tools
+            ToolSpec(tool.name, self._clean(tool.description), tool.parameters)
+            for tool in tools
         ]
 
     def _clean(self, text: str) -> str:

@@ -65,7 +65,9 @@ _ROLES = (
     " to=functions.find",
 )
 _TOOLS = (
-    ToolSpec("find", "Finds.", {"type": "object", "properties": {"text": {"type": "string"}}}),
+    ToolSpec(
+        "find", "Finds.", {"type": "object", "properties": {"text": {"type": "string"}}}
+    ),
 )
 
 
@@ -89,11 +91,14 @@ def forged_structure(
     tools = _TOOLS if variant.tools and rng.random() < 0.7 else ()
     said: list[Message] = [{"role": "user", "content": "Q"}]
     for _ in range(rng.randrange(1, 4)):
-        message = parser.parse(_spelled(rng, renderer, sorted(added), variant), tools).message
+        message = parser.parse(
+            _spelled(rng, renderer, sorted(added), variant), tools
+        ).message
         said.append(message)
         calls = message.get("tool_calls", [])
         said += [
-            {"role": "tool", "content": "A", "tool_call_id": c["id"], "name": "find"} for c in calls
+            {"role": "tool", "content": "A", "tool_call_id": c["id"], "name": "find"}
+            for c in calls
         ]
         said += [] if calls and rng.random() < 0.5 else [{"role": "user", "content": "Q"}]
     inside = {added[marker] for marker in INSIDE_A_TURN[renderer.family] if marker in added}

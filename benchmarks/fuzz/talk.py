@@ -41,7 +41,9 @@ def hostile(rng: random.Random, markers: Sequence[str], most: int = 8) -> str:
         marker = rng.choice(markers)
         cut = rng.randrange(len(marker) + 1)
         pieces.append(
-            rng.choice((rng.choice(PLAIN), rng.choice(PLAIN), marker, marker[:cut], marker[cut:]))
+            rng.choice(
+                (rng.choice(PLAIN), rng.choice(PLAIN), marker, marker[:cut], marker[cut:])
+            )
         )
     return "".join(pieces)
 
@@ -72,7 +74,8 @@ class FuzzedEnv(Env):
             "properties": {"text": {"type": "string"}, "n": {"type": "integer"}},
         }
         tools = tuple(
-            ToolSpec(name, f"Does {self._text()}.", parameters) for name in ("find", "run_it")
+            ToolSpec(name, f"Does {self._text()}.", parameters)
+            for name in ("find", "run_it")
         )
         return Observation(tuple(opening), tools=tools)
 
@@ -124,7 +127,13 @@ class FuzzedModel:
     """
 
     def __init__(
-        self, renderer: Renderer, markers: Sequence[str], *, max_calls: int, thinks: bool, seed: int
+        self,
+        renderer: Renderer,
+        markers: Sequence[str],
+        *,
+        max_calls: int,
+        thinks: bool,
+        seed: int,
     ) -> None:
         self._renderer = renderer
         self._markers = markers
@@ -142,7 +151,10 @@ class FuzzedModel:
         if kind < 0.10:
             return [stop]
         if kind < 0.20:
-            return [rng.randrange(self._renderer.vocab_size) for _ in range(rng.randrange(1, 25))]
+            return [
+                rng.randrange(self._renderer.vocab_size)
+                for _ in range(rng.randrange(1, 25))
+            ]
         if kind < 0.32:
             return [*self._ids(hostile(rng, self._markers, most=10)), stop]
         ids = self._renderer.target(self._message(rng)).token_ids.tolist()
@@ -170,7 +182,9 @@ class FuzzedModel:
             names = ("find", "run_it", hostile(rng, self._markers, most=2) or "x")
             message["tool_calls"] = [
                 ToolCall(
-                    f"call_{index}", rng.choice(names), {"text": hostile(rng, PLAIN), "n": index}
+                    f"call_{index}",
+                    rng.choice(names),
+                    {"text": hostile(rng, PLAIN), "n": index},
                 ).openai()
                 for index in range(calls)
             ]

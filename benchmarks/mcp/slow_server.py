@@ -18,7 +18,9 @@ SCHEMA = {"type": "object", "properties": {"key": {"type": "string"}}, "required
 def say(number: object, result: dict[str, Any]) -> None:
     """Answers a request."""
     with LOCK:
-        sys.stdout.write(json.dumps({"jsonrpc": "2.0", "id": number, "result": result}) + "\n")
+        sys.stdout.write(
+            json.dumps({"jsonrpc": "2.0", "id": number, "result": result}) + "\n"
+        )
         sys.stdout.flush()
 
 
@@ -33,7 +35,11 @@ def main() -> None:
             version = asked["params"]["protocolVersion"]
             info = {"name": "slow", "version": "1"}
             capabilities: dict[str, Any] = {"tools": {}}
-            answer = {"protocolVersion": version, "capabilities": capabilities, "serverInfo": info}
+            answer = {
+                "protocolVersion": version,
+                "capabilities": capabilities,
+                "serverInfo": info,
+            }
             say(number, answer)
         elif asked["method"] == "tools/list":
             say(number, {"tools": [{"name": "note", "inputSchema": SCHEMA}]})

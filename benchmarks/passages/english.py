@@ -24,9 +24,51 @@ LEAST_WORDS = 5
 LEAST_SHARE = 0.15
 FUNCTION_WORDS = frozenset(
     (
-        *("the", "of", "and", "to", "a", "in", "is", "that", "it", "for", "as", "with", "be", "by"),
-        *("are", "this", "on", "or", "from", "an", "which", "not", "at", "if", "can", "has", "was"),
-        *("but", "have", "will", "when", "all", "you", "its", "their", "his", "no", "one", "any"),
+        *(
+            "the",
+            "of",
+            "and",
+            "to",
+            "a",
+            "in",
+            "is",
+            "that",
+            "it",
+            "for",
+            "as",
+            "with",
+            "be",
+            "by",
+        ),
+        *(
+            "are",
+            "this",
+            "on",
+            "or",
+            "from",
+            "an",
+            "which",
+            "not",
+            "at",
+            "if",
+            "can",
+            "has",
+            "was",
+        ),
+        *(
+            "but",
+            "have",
+            "will",
+            "when",
+            "all",
+            "you",
+            "its",
+            "their",
+            "his",
+            "no",
+            "one",
+            "any",
+        ),
     )
 )
 UNREAD = re.compile(
@@ -39,7 +81,8 @@ BLOCK = re.compile(
 TAG = re.compile(r"<[^>]*>")
 BLANK_LINE = re.compile(r"\n\s*\n")
 ROFF_BREAK = re.compile(
-    r"^[.'](?:\\\"|(?:TH|Dd|Dt|Os|PP|P|LP|TP|IP|SH|SS|Pp|It|Sh|Ss|RS|RE)\b).*$", re.MULTILINE
+    r"^[.'](?:\\\"|(?:TH|Dd|Dt|Os|PP|P|LP|TP|IP|SH|SS|Pp|It|Sh|Ss|RS|RE)\b).*$",
+    re.MULTILINE,
 )
 ROFF_REQUEST = re.compile(r"^[.'][A-Za-z]{1,3}\b ?", re.MULTILINE)
 ROFF_ESCAPE = re.compile(r"\\(?:f(?:\[\w*\]|\(\w\w|\w)|\(\w\w|[&|^/,])")

@@ -14,8 +14,19 @@ PACKAGES = (
     *("dict-gcide", "dict-wn", "dict-foldoc", "dict-jargon", "dict-devil", "anarchism"),
     *("manpages", "manpages-dev", "freebsd-manpages", "perl-doc", "git-doc", "vim-doc"),
     *("postgresql-doc-15", "sqlite3-doc", "python3.11-doc", "cmake-doc", "r-doc-html"),
-    *("debian-reference-en", "debian-policy", "developers-reference", "libreoffice-help-en-us"),
-    *("erlang-doc", "linux-doc-6.1", "libgtk-3-doc", "libboost1.81-doc", "qtbase5-doc-html"),
+    *(
+        "debian-reference-en",
+        "debian-policy",
+        "developers-reference",
+        "libreoffice-help-en-us",
+    ),
+    *(
+        "erlang-doc",
+        "linux-doc-6.1",
+        "libgtk-3-doc",
+        "libboost1.81-doc",
+        "qtbase5-doc-html",
+    ),
     *("libstdc++-12-doc", "openjdk-17-doc"),
 )
 """In the order in which they are read: those with the most prose first."""
@@ -46,6 +57,10 @@ def unpack(package: str, folder: Path) -> Path:
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S
+    )
     if done.returncode:
-        raise NoPackagesError(f"{' '.join(command[:2])} failed: {done.stderr.strip()[-500:]}")
+        raise NoPackagesError(
+            f"{' '.join(command[:2])} failed: {done.stderr.strip()[-500:]}"
+        )

@@ -56,7 +56,9 @@ def main(arguments: Sequence[str]) -> int:
         if not known:
             equal.append(own == [])
             continue
-        _, best = index.retrieve([words(query)], k=min(TOP_K, len(ids)), show_progress=False)
+        _, best = index.retrieve(
+            [words(query)], k=min(TOP_K, len(ids)), show_progress=False
+        )
         scores = index.get_scores_from_ids(known)
         equal.append(
             is_equal(

@@ -27,7 +27,11 @@ def memory_mb(pid: int | str = "self") -> dict[str, float]:
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     names = {"peak": "VmHWM", "anonymous": "RssAnon", "files": "RssFile"}
     found = {name: re.search(rf"{key}:\s*(\d+) kB", status) for name, key in names.items()}
-    return {name: int(match[1]) * 1024 / 1e6 for name, match in found.items() if match is not None}
+    return {
+        name: int(match[1]) * 1024 / 1e6
+        for name, match in found.items()
+        if match is not None
+    }
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -67,7 +67,9 @@ def _measure_one(figures: Figures, name: str, dtype: DType, seed: int) -> None:
     place = EnginePlace(
         name, dtype=dtype, context_tokens=CONTEXT, max_running=EPISODES, num_threads=THREADS
     )
-    engine = TorchEngine(place, config=module.config.to_dict(), state_dict=module.state_dict())
+    engine = TorchEngine(
+        place, config=module.config.to_dict(), state_dict=module.state_dict()
+    )
     try:
         given = by_engine(
             engine, episodes, time.process_time
@@ -83,16 +85,22 @@ def _measure_one(figures: Figures, name: str, dtype: DType, seed: int) -> None:
             theirs.append(by_generate(module, given, episodes, time.process_time))
     finally:
         engine.close()
-    share = statistics.median(floor / own_s for floor, own_s in zip(floors, own, strict=True))
+    share = statistics.median(
+        floor / own_s for floor, own_s in zip(floors, own, strict=True)
+    )
     own_s = statistics.median(own)
     their_s = statistics.median(theirs)
     label = f"engine: {name} {dtype}"
     figures.report(f"{label}: parameters", num_parameters(module), "")
     figures.report(f"{label}: TorchEngine", episodes.num_tokens / own_s, "tokens/s")
     figures.report(
-        f"{label}: generate, prefilled anew each turn", episodes.num_tokens / their_s, "tokens/s"
+        f"{label}: generate, prefilled anew each turn",
+        episodes.num_tokens / their_s,
+        "tokens/s",
     )
-    figures.at_least(f"{label}: TorchEngine over generate", their_s / own_s, "x", OVER_GENERATE)
+    figures.at_least(
+        f"{label}: TorchEngine over generate", their_s / own_s, "x", OVER_GENERATE
+    )
     figures.report(f"{label}: matrix products", recorder.num_products, "")
     if (name, dtype) == ("100M", "bfloat16"):
         figures.at_least(f"{label}: share of its floor", share, "", OF_FLOOR)

@@ -38,7 +38,12 @@ CONTEXT = PROMPT[1] + TURNS * COMPLETION_MOST + (TURNS - 1) * TOOL[1]
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {
-        **{"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4},
+        **{
+            "vocab_size": 512,
+            "hidden_size": 128,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+        },
         **{"num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 384},
     },
     "100M": {
@@ -65,7 +70,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 def build_module(name: str, dtype: torch.dtype, device: str, seed: int) -> Qwen3ForCausalLM:
     """A Qwen3 model of random weights in one of ``SHAPES``."""
     torch.manual_seed(seed)
-    config = Qwen3Config(**SHAPES[name], max_position_embeddings=1024, tie_word_embeddings=True)
+    config = Qwen3Config(
+        **SHAPES[name], max_position_embeddings=1024, tie_word_embeddings=True
+    )
     with torch.device(device):
         return Qwen3ForCausalLM(config).to(dtype).eval()
 
@@ -100,7 +107,9 @@ class Episodes:
                 vocab_size, size=int(rng.integers(bounds[0], bounds[1] + 1))
             ).astype(np.int32)
 
-        lengths = rng.lognormal(np.log(COMPLETION_MEDIAN), COMPLETION_SIGMA, (number, TURNS))
+        lengths = rng.lognormal(
+            np.log(COMPLETION_MEDIAN), COMPLETION_SIGMA, (number, TURNS)
+        )
         return cls(
             prompts=[ids(PROMPT) for _ in range(number)],
             tools=[[ids(TOOL) for _ in range(TURNS - 1)] for _ in range(number)],
@@ -131,7 +140,9 @@ def by_engine(engine: RolloutEngine, episodes: Episodes, clock: Clock) -> Timed:
         for turn in range(TURNS):
             timed.given[turn][index] = ids
             sampling = SamplingParams(int(episodes.sizes[index, turn]))
-            request = GenerateRequest(f"{index}/{turn}", str(index), ids, sampling, seed=index)
+            request = GenerateRequest(
+                f"{index}/{turn}", str(index), ids, sampling, seed=index
+            )
             completion = await engine.generate(request)
             made = [segment.token_ids for segment in completion.segments]
             tool = episodes.tools[index][turn : turn + 1]
@@ -183,7 +194,9 @@ def by_generate(
             pad_token_id=0,
         )
         if answer.shape[1] != longest + steps:
-            raise RuntimeError(f"generate made {answer.shape[1] - longest} tokens, not {steps}")
+            raise RuntimeError(
+                f"generate made {answer.shape[1] - longest} tokens, not {steps}"
+            )
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return clock() - start

@@ -75,9 +75,14 @@ class ProductRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         return time.process_time() - start
 
     def _kept(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.untyped_storage().data_ptr() in self._lasting:
+        if (
+            not isinstance(value, Tensor)
+            or value.untyped_storage().data_ptr() in self._lasting
+        ):
             return value
         key = (tuple(value.shape), value.stride(), value.dtype)
         if key not in self._stand_ins:
-            self._stand_ins[key] = torch.empty_strided(*key[:2], dtype=value.dtype).normal_()
+            self._stand_ins[key] = torch.empty_strided(
+                *key[:2], dtype=value.dtype
+            ).normal_()
         return self._stand_ins[key]

@@ -26,7 +26,15 @@ from agentrl.types import (
     Task,
 )
 
-__all__ = ["Beginnings", "Counted", "TimedEnv", "always_one", "failures", "tasks", "tiny_model"]
+__all__ = [
+    "Beginnings",
+    "Counted",
+    "TimedEnv",
+    "always_one",
+    "failures",
+    "tasks",
+    "tiny_model",
+]
 
 _NORMAL_P99 = 2.3263
 _QUESTION: Message = {"role": "user", "content": "what does the tool say now?"}
@@ -35,7 +43,9 @@ _ANSWER: Message = {"role": "user", "content": "it says that you should go on"}
 
 def tiny_model(folder: Path, seed: int) -> Path:
     """A model of random weights with a tokenizer that knows the words of these episodes."""
-    build_tiny_model(folder, _conversations(), seed=seed, num_demonstrations=50, vocab_size=400)
+    build_tiny_model(
+        folder, _conversations(), seed=seed, num_demonstrations=50, vocab_size=400
+    )
     return folder
 
 
@@ -138,7 +148,9 @@ class TimedEnv(Env):
         if self._barrier is not None:
             await self._barrier.wait()
         if self._median_s:
-            await asyncio.sleep(self._random.lognormvariate(math.log(self._median_s), self._sigma))
+            await asyncio.sleep(
+                self._random.lognormvariate(math.log(self._median_s), self._sigma)
+            )
         if self._barrier is not None:
             await self._barrier.wait()
         return StepResult(Observation((_ANSWER,)))
@@ -167,9 +179,13 @@ class Counted:
 
     def per_second(self, start: float, end: float) -> float:
         """Tokens a second of the completions that ended between two moments."""
-        return sum(count for when, count in self.tokens if start < when <= end) / (end - start)
+        return sum(count for when, count in self.tokens if start < when <= end) / (
+            end - start
+        )
 
 
 def failures(outcomes: Sequence[GroupOutcome]) -> int:
     """Episodes that did not finish; a figure over them would be of something else."""
-    return sum(not t.status.finished for outcome in outcomes for t in outcome.group.trajectories)
+    return sum(
+        not t.status.finished for outcome in outcomes for t in outcome.group.trajectories
+    )

@@ -106,11 +106,15 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     turns = sum(len(t.turns) for t in trajectories)
     figures.at_least("in flight: requests that waited at once", most, "", EPISODES)
     figures.report("in flight: turns", turns, "")
-    figures.at_most("in flight: driver's time a turn", 1000 * cpu_s / turns, "ms", TARGET_MS)
+    figures.at_most(
+        "in flight: driver's time a turn", 1000 * cpu_s / turns, "ms", TARGET_MS
+    )
     figures.report(
         "in flight: driver's time a turn, every text another", 1000 * apart_s / turns, "ms"
     )
-    figures.report("in flight: memory a trajectory", grown / len(trajectories) / 1024, "KiB")
+    figures.report(
+        "in flight: memory a trajectory", grown / len(trajectories) / 1024, "KiB"
+    )
     tokens = sum(
         len(segment) for t in trajectories for turn in t.turns for segment in turn.segments
     )
@@ -118,13 +122,17 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.note(NOTE)
 
 
-def play(model: Path, number: int, *, alike: bool = True) -> tuple[int, float, list[GroupOutcome]]:
+def play(
+    model: Path, number: int, *, alike: bool = True
+) -> tuple[int, float, list[GroupOutcome]]:
     """Requests that waited at once at most, processor seconds, and what came of the episodes, which
     all say the same where they are ``alike``."""
     renderer = RendererSpec(str(model)).build()
     ends = list(renderer.stop_token_ids)[:1]
     places = ["here"] if alike else [f"here {n}" for n in range(number * (TURNS - 1))]
-    calls = [[*renderer.tokenize(CALL.format(place=place)).tolist(), *ends] for place in places]
+    calls = [
+        [*renderer.tokenize(CALL.format(place=place)).tolist(), *ends] for place in places
+    ]
     answers = _Answers(calls, [*renderer.tokenize("nothing").tolist(), *ends], number)
     engine = ScriptedEngine(
         answers.script,
@@ -151,7 +159,10 @@ def play(model: Path, number: int, *, alike: bool = True) -> tuple[int, float, l
     try:
         cpu_s = time.process_time()
         runner.submit(
-            [GroupRequest(group_index, task, 1) for group_index, task in enumerate(tasks(number))]
+            [
+                GroupRequest(group_index, task, 1)
+                for group_index, task in enumerate(tasks(number))
+            ]
         )
         outcomes: list[GroupOutcome] = []
         while len(outcomes) < number:

@@ -70,7 +70,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """All of it, instant and slow tools in turn."""
     with tempfile.TemporaryDirectory(prefix="agentrl-rollout-") as folder:
         model = tiny_model(Path(folder) / "model", arguments.seed)
-        play(model, number=SLOTS, slow=False)  # the first of a process is slower than all others
+        play(
+            model, number=SLOTS, slow=False
+        )  # the first of a process is slower than all others
         rounds = [
             (play(model, number=arguments.episodes, slow=slow), slow)
             for slow in (False, True, True, False)
@@ -80,12 +82,18 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         steady = _mean([played.steady_per_s for played in slow])
         figures.report("tool latency: episodes of a stream", arguments.episodes, "")
         figures.report(
-            "tool latency: episodes in flight at most", max(p.most_in_flight for p in slow), ""
+            "tool latency: episodes in flight at most",
+            max(p.most_in_flight for p in slow),
+            "",
         )
         figures.report("tool latency: instant tools", instant, "tokens/s")
         figures.report("tool latency: long-tailed tools", steady, "tokens/s")
-        figures.at_least("tool latency: long-tailed over instant", steady / instant, "", TARGET)
-        figures.report("tool latency: drain", _mean([played.drain_s for played in slow]), "s")
+        figures.at_least(
+            "tool latency: long-tailed over instant", steady / instant, "", TARGET
+        )
+        figures.report(
+            "tool latency: drain", _mean([played.drain_s for played in slow]), "s"
+        )
         step = play(model, number=STEP, slow=True).per_s
         by_turns = play(model, number=STEP, slow=True, by_turns=True).per_s
         figures.report(f"tool latency: one step of {STEP} episodes", step, "tokens/s")
@@ -135,7 +143,10 @@ def play(model: Path, *, number: int, slow: bool, by_turns: bool = False) -> Pla
     try:
         start = time.perf_counter()
         runner.submit(
-            [GroupRequest(group_index, task, 1) for group_index, task in enumerate(tasks(number))]
+            [
+                GroupRequest(group_index, task, 1)
+                for group_index, task in enumerate(tasks(number))
+            ]
         )
         outcomes: list[GroupOutcome] = []
         while len(outcomes) < number:

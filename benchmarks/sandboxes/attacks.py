@@ -22,7 +22,10 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         attacks = [result for result in results if result.guarantee is not None]
         figures.report(f"{backend}: attacks tried", len(attacks), "")
         figures.at_most(
-            f"{backend}: attacks that succeeded", sum(not one.passed for one in attacks), "", 0
+            f"{backend}: attacks that succeeded",
+            sum(not one.passed for one in attacks),
+            "",
+            0,
         )
         failed = sum(not result.passed for result in results if result.guarantee is None)
         figures.at_most(f"{backend}: checks of what a run means that failed", failed, "", 0)
@@ -34,7 +37,10 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
 
 
 def _table(tried: dict[str, dict[str, CheckResult]]) -> str:
-    lines = [f"| attack | guarantee | {' | '.join(tried)} |", f"|---|---|{'---|' * len(tried)}"]
+    lines = [
+        f"| attack | guarantee | {' | '.join(tried)} |",
+        f"|---|---|{'---|' * len(tried)}",
+    ]
     for check in CHECKS:
         if check.guarantee is not None:
             cells = [_cell(results.get(check.name)) for results in tried.values()]

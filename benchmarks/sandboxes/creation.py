@@ -100,7 +100,13 @@ async def _first_statement_s(pool: SandboxPool) -> float:
 
 
 def _in_new_process(spec: SandboxSpec) -> float:
-    command = [sys.executable, "-c", _NEW_PROCESS.format(code=CODE), spec.backend, spec.image or ""]
+    command = [
+        sys.executable,
+        "-c",
+        _NEW_PROCESS.format(code=CODE),
+        spec.backend,
+        spec.image or "",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
@@ -110,14 +116,21 @@ def _report(figures: Figures, name: str, side: Side) -> None:
     cold_ms = 1e3 * statistics.median(side.cold)
     if name in TARGETED:
         figures.at_most(
-            f"{name}: fresh sandbox to its first statement, warm, p50", warm_ms, "ms", WARM_MS
+            f"{name}: fresh sandbox to its first statement, warm, p50",
+            warm_ms,
+            "ms",
+            WARM_MS,
         )
         figures.at_most(
             f"{name}: the same, cold (its host is started), p50", cold_ms, "ms", COLD_MS
         )
     else:
-        figures.report(f"{name}: fresh sandbox to its first statement, warm, p50", warm_ms, "ms")
-        figures.report(f"{name}: the same, cold (its container is started), p50", cold_ms, "ms")
+        figures.report(
+            f"{name}: fresh sandbox to its first statement, warm, p50", warm_ms, "ms"
+        )
+        figures.report(
+            f"{name}: the same, cold (its container is started), p50", cold_ms, "ms"
+        )
     figures.report(
         f"{name}: the same, warm, p95",
         1e3 * sorted(side.warm)[int(0.95 * (len(side.warm) - 1))],

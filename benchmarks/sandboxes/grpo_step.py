@@ -42,7 +42,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     for size, overrides in SIZES.items():
         # the example's own, which benchmarks.step has too
         name = f"code-{size}" if overrides else "code"
-        model = checkpoint(arguments.cache, name, CODE, seed=arguments.seed, overrides=overrides)
+        model = checkpoint(
+            arguments.cache, name, CODE, seed=arguments.seed, overrides=overrides
+        )
         sides = {name: Side() for name in SIDES}
         with scratch() as folder:
             for block in range(arguments.blocks):
@@ -50,7 +52,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
                     run = folder / f"{name.replace(' ', '-')}-{block}"
                     sides[name].add_block(_train(run, model, arguments, SIDES[name]))
             share = sandbox_share(folder / f"in-a-sandbox-{arguments.blocks - 1}")
-        seconds = {name: median_of(side.rows, "time/step_s") for name, side in sides.items()}
+        seconds = {
+            name: median_of(side.rows, "time/step_s") for name, side in sides.items()
+        }
         for name, side in sides.items():
             figures.report(f"step at {size}, tool {name}", seconds[name], "s")
             figures.report(
@@ -60,7 +64,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
             )
         added = 100 * (seconds["in a sandbox"] / seconds["in process"] - 1)
         if size in BOUND:
-            figures.at_most(f"step at {size}: added by the sandbox", added, "%", BOUND[size])
+            figures.at_most(
+                f"step at {size}: added by the sandbox", added, "%", BOUND[size]
+            )
         else:
             figures.report(f"step at {size}: added by the sandbox", added, "%")
         figures.report(

@@ -29,7 +29,10 @@ def spec_of(backend: str, image: str, **settings: Any) -> SandboxSpec:
     """A spec of a backend; the image where it has images."""
     row = BACKENDS.get(backend)
     return SandboxSpec(
-        backend, require="none", image=image if row is not None and row.images else None, **settings
+        backend,
+        require="none",
+        image=image if row is not None and row.images else None,
+        **settings,
     )
 
 
@@ -81,7 +84,10 @@ def living(text: str) -> list[int]:
         if entry.name.isdigit():
             try:
                 line = (
-                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    (entry / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
                 )
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:

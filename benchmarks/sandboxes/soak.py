@@ -62,7 +62,10 @@ HOSTILE: dict[str, tuple[str, float | None]] = {
         "OSError: pass",
         None,
     ),
-    "reads outside": ("try: open('/etc/shadow'); print('BREACH')\nexcept OSError: pass", None),
+    "reads outside": (
+        "try: open('/etc/shadow'); print('BREACH')\nexcept OSError: pass",
+        None,
+    ),
 }
 
 
@@ -83,7 +86,9 @@ class Seen:
         self.statuses[f"{hostile or 'benign'}: {result.status}"] += 1
         # before it could say whose run it is
         cut_short = result.status == "timeout" and not result.stdout
-        own = result.stdout.startswith(f"{token}\n".encode()) or (hostile is not None and cut_short)
+        own = result.stdout.startswith(f"{token}\n".encode()) or (
+            hostile is not None and cut_short
+        )
         plain = hostile is not None or (
             result.status == "ok" and result.stdout == f"{token}\n{token}\n".encode()
         )
@@ -111,7 +116,10 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.at_most("soak: breaches", seen.breaches, "", 0)
     figures.at_most("soak: processes left", len(descendants(os.getpid())), "", 0)
     figures.at_most(
-        "soak: folders left", len(list(Path("/tmp").glob(f"{FOLDER_PREFIX}{os.getpid()}-*"))), "", 0
+        "soak: folders left",
+        len(list(Path("/tmp").glob(f"{FOLDER_PREFIX}{os.getpid()}-*"))),
+        "",
+        0,
     )
     figures.at_most("soak: mounts left", len(_mounts() - mounts), "", 0)
     figures.at_most("soak: cgroups left", len(_groups() - groups), "", 0)
@@ -129,7 +137,9 @@ async def _soak(seen: Seen, arguments: argparse.Namespace) -> tuple[int, int, st
     """The host's memory after the warm-up and at the end, both while nothing runs, and the
     backend.
     """
-    spec = spec_of(arguments.soak_backend, arguments.image, limits=LIMITS, max_executing=AT_ONCE)
+    spec = spec_of(
+        arguments.soak_backend, arguments.image, limits=LIMITS, max_executing=AT_ONCE
+    )
     backend = spec.check().backend
     pool = SandboxPool(spec, max_running=AT_ONCE)
     rng = random.Random(arguments.seed)
@@ -146,13 +156,19 @@ async def _soak(seen: Seen, arguments: argparse.Namespace) -> tuple[int, int, st
     return resident[0], resident[1], backend
 
 
-async def _work(pool: SandboxPool, sessions: object, rng: random.Random, seen: Seen) -> None:
+async def _work(
+    pool: SandboxPool, sessions: object, rng: random.Random, seen: Seen
+) -> None:
     for _ in sessions:  # type: ignore[attr-defined]  # shared by the workers
         async with pool.session() as sandbox:
             for _ in range(RUNS_A_SESSION):
                 token = f"{rng.getrandbits(64):016x}"
-                hostile = rng.choice(list(HOSTILE)) if rng.random() < HOSTILE_SHARE else None
-                code, timeout_s = HOSTILE[hostile] if hostile else (f"print({token!r})", None)
+                hostile = (
+                    rng.choice(list(HOSTILE)) if rng.random() < HOSTILE_SHARE else None
+                )
+                code, timeout_s = (
+                    HOSTILE[hostile] if hostile else (f"print({token!r})", None)
+                )
                 seen.asked += 1
                 try:
                     result = await sandbox.run(
@@ -172,7 +188,9 @@ def _containers() -> int:
     client = connect(DockerSettings())
     try:
         own = str(Owner.current())
-        return sum(own in found["Labels"].values() for found in client.api.containers(all=True))
+        return sum(
+            own in found["Labels"].values() for found in client.api.containers(all=True)
+        )
     finally:
         client.close()
 

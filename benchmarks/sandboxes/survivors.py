@@ -50,7 +50,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
             owner.kill()
             owner.communicate()
         folders = len(list(Path("/tmp").glob(f"{FOLDER_PREFIX}{owner.pid}-*")))
-        figures.report(f"{backend}: processes of the run when its owner was killed", running, "")
+        figures.report(
+            f"{backend}: processes of the run when its owner was killed", running, ""
+        )
         figures.at_most(
             f"{backend}: processes left after {AFTER_S:g} s", len(living(marker)), "", 0
         )

@@ -89,7 +89,9 @@ async def _measure(figures: Figures, arguments: argparse.Namespace) -> None:
         client = connected(figures)
         if client is not None:
             stack.callback(client.close)
-            containers = [_container(client, arguments.image, stack) for _ in range(capacity)]
+            containers = [
+                _container(client, arguments.image, stack) for _ in range(capacity)
+            ]
             few = max(capacity, arguments.executions // EXEC_SHARE)
             fewer = max(2, arguments.executions // RUN_SHARE)
             sides["docker exec"] = Side(_by_exec(containers), few)
@@ -110,7 +112,9 @@ def _report(figures: Figures, sides: dict[str, Side], capacity: int) -> None:
             "docker"
         ):  # an engine's processes are not ours, and are not seen from here
             cpu_ms = 1e3 * side.cpu_s / len(side.latencies)
-            figures.report(f"{name}: processor time a call, its caller's included", cpu_ms, "ms")
+            figures.report(
+                f"{name}: processor time a call, its caller's included", cpu_ms, "ms"
+            )
     for name in [name for name in sides if not name.startswith("docker ")]:
         side = sides[name]
         figures.at_least(f"{name}: executions", side.rate, "/s", TARGET_PER_S)
@@ -119,7 +123,9 @@ def _report(figures: Figures, sides: dict[str, Side], capacity: int) -> None:
         )
         for peer, target in (("docker exec", OVER_EXEC), ("docker run", OVER_RUN)):
             if peer in sides:
-                figures.at_least(f"{name} over {peer}", side.rate / sides[peer].rate, "x", target)
+                figures.at_least(
+                    f"{name} over {peer}", side.rate / sides[peer].rate, "x", target
+                )
 
 
 def _own_processor_s() -> float:

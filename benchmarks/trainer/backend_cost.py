@@ -67,7 +67,9 @@ def compared(shape: str, lengths: Sequence[int], rounds: int) -> dict[str, list[
             steps[kind.name] = step_of(kind(model, place, torch.float32), packed)
         plain, fsdp2 = (step() for step in steps.values())
         if max(abs(a / b - 1) for a, b in zip(plain, fsdp2, strict=True)) > 1e-4:
-            raise RuntimeError(f"loss and gradient norm differ: plain {plain}, fsdp2 {fsdp2}")
+            raise RuntimeError(
+                f"loss and gradient norm differ: plain {plain}, fsdp2 {fsdp2}"
+            )
         return in_turn(steps, rounds)
     finally:
         leave()

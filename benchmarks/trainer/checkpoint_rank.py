@@ -37,7 +37,9 @@ def train(
     batch = batch_of(ROW, actor.backend.model.config.vocab_size, seed=place.rank)
     shard = shard_of(batch, [range(len(ROW))])
     _step(actor, shard)  # makes the optimizer's state
-    found: dict[str, list[float]] = {name: [] for name in ("alone", "beside", "blocked", "written")}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("alone", "beside", "blocked", "written")
+    }
     for number in range(checkpoints):
         found["alone"] += [_step(actor, shard) for _ in range(steps)]
         at = out / str(number)
@@ -99,7 +101,9 @@ def main() -> None:
     torch.set_num_threads(1)
     place = DistSpec(own.rank, RANKS, port=own.port, timeout_s=600)
     if own.what == "train":
-        found = train(own.model, own.out, place, checkpoints=own.checkpoints, steps=own.steps)
+        found = train(
+            own.model, own.out, place, checkpoints=own.checkpoints, steps=own.steps
+        )
     else:
         found = save(own.model, own.out, place)
     leave()

@@ -95,7 +95,9 @@ def experts_differ(actor: Actor, shard: BatchShard) -> float:
 
     def take(packed: Packed, _: Any) -> None:
         last = routing.last
-        used = torch.stack([last[layer].experts for layer in sorted(last)], 1)[packed.before]
+        used = torch.stack([last[layer].experts for layer in sorted(last)], 1)[
+            packed.before
+        ]
         told = record[packed.source - 1]
         differ.append((np.sort(used.numpy()) != np.sort(told)).any((1, 2)))
 

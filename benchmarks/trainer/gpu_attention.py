@@ -68,7 +68,12 @@ def at_hand(figures: Figures, bench: Bench) -> list[str]:
 
 
 def one_pass(
-    shape: str, layers: int, attention: str, dtype: torch.dtype, packed: Packed, bench: Bench
+    shape: str,
+    layers: int,
+    attention: str,
+    dtype: torch.dtype,
+    packed: Packed,
+    bench: Bench,
 ) -> Pass:
     """Forward and backward of a new model of the same weights, the forward in ``dtype``."""
     model = device_policy(shape, attention, bench.device, layers=layers)
@@ -81,7 +86,9 @@ def one_pass(
         return -answer[0].sum()
 
     backend.run([packed], loss)
-    gradients = {name: one.grad for name, one in backend.state().items() if one.grad is not None}
+    gradients = {
+        name: one.grad for name, one in backend.state().items() if one.grad is not None
+    }
     return Pass(kept[0].float(), gradients)
 
 
@@ -145,5 +152,9 @@ def _compare(
     for name in names:
         if name != SEGMENTS:
             logprobs, gradients = off_by(run(name, torch.bfloat16), expected)
-            figures.at_most(f"{label}: {name}, logprobs off segments'", logprobs, "nats", NEAR)
-            figures.at_most(f"{label}: {name}, gradients off segments'", gradients, "", NEAR)
+            figures.at_most(
+                f"{label}: {name}, logprobs off segments'", logprobs, "nats", NEAR
+            )
+            figures.at_most(
+                f"{label}: {name}, gradients off segments'", gradients, "", NEAR
+            )

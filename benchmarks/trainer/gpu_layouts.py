@@ -90,11 +90,17 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     try:
         peak = datasheet_peak(bench.name) or measured_peak(bench, size.product)
         first: tuple[float, float] | None = None
-        for name, layout in layouts_of(place, int(SHAPES[shape]["num_attention_heads"])).items():
-            found = _measure_one(figures, f"{shape}, {name}", shape, layout, arguments, bench, peak)
+        for name, layout in layouts_of(
+            place, int(SHAPES[shape]["num_attention_heads"])
+        ).items():
+            found = _measure_one(
+                figures, f"{shape}, {name}", shape, layout, arguments, bench, peak
+            )
             first = first or found
             off = max(abs(a / b - 1) for a, b in zip(found, first, strict=True))
-            figures.at_most(f"{shape}, {name}: loss and gradient norm, off by", off, "", NEAR)
+            figures.at_most(
+                f"{shape}, {name}: loss and gradient norm, off by", off, "", NEAR
+            )
             bench.free()
     finally:
         leave()
@@ -118,7 +124,9 @@ def _measure_one(
     dtype = torch.bfloat16 if bench.is_cuda else torch.float32
     attention = choose_attention("auto", bench.device, dtype)
     lengths = arguments.sizes.rows[-1]
-    model = device_policy(shape, attention, bench.device, recompute=True, seed=arguments.seed)
+    model = device_policy(
+        shape, attention, bench.device, recompute=True, seed=arguments.seed
+    )
     batch = batch_of(lengths, int(SHAPES[shape]["vocab_size"]), arguments.seed)
     samples = range(batch.num_samples)
     shard = shard_of(batch, [samples] * arguments.micro_batches)
@@ -127,7 +135,9 @@ def _measure_one(
             shard, bench.device, share_prefixes=False, cut=Cut(place.sp, place.sp_rank)
         )
     )
-    flops = place.dp * sum(model_flops(model, lengths, row.logit_rows.numel()) for row in rows)
+    flops = place.dp * sum(
+        model_flops(model, lengths, row.logit_rows.numel()) for row in rows
+    )
     backend = Fsdp2Backend(model, place, dtype, sharding)
     backend.optimize_by(OptimSpec())
     step = step_on(backend, rows, place)

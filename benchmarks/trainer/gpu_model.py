@@ -60,7 +60,9 @@ def device_policy(
     return model
 
 
-def _fill(hf: nn.Module, device: torch.device, generator: torch.Generator, std: float) -> None:
+def _fill(
+    hf: nn.Module, device: torch.device, generator: torch.Generator, std: float
+) -> None:
     """Makes weights of a model on ``meta``: matrices at random, all else ones."""
     made: dict[int, nn.Parameter] = {}
     for module in hf.modules():

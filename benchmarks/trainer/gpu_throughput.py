@@ -139,7 +139,9 @@ def held_tensors(backend: PackedBackend, rows: Sequence[Packed]) -> Iterator[Ten
     yield from backend._moments()
     for row in rows:
         yield from (
-            value for one in fields(row) if isinstance(value := getattr(row, one.name), Tensor)
+            value
+            for one in fields(row)
+            if isinstance(value := getattr(row, one.name), Tensor)
         )
 
 
@@ -151,7 +153,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     if sheet is not None:
         peaks["data sheet"] = sheet
         figures.report("bfloat16 by the data sheet", sheet / 1e12, "TFLOP/s")
-    figures.report("bfloat16, the largest product measured", peaks["measured"] / 1e12, "TFLOP/s")
+    figures.report(
+        "bfloat16, the largest product measured", peaks["measured"] / 1e12, "TFLOP/s"
+    )
     bench.free()
     for shape in arguments.shape or arguments.sizes.shapes:
         print(f"   {shape}", flush=True)
@@ -185,7 +189,9 @@ def _measure_one(
     sharding = Sharding(arguments.shard)
     fit = fitting(shape, rows, recomputes, bench.memory, on_one, dtype, sharding)
     if fit is None:
-        figures.note(f"{shape} was left out: no row fits into {bench.memory / GIB:.0f} GiB.")
+        figures.note(
+            f"{shape} was left out: no row fits into {bench.memory / GIB:.0f} GiB."
+        )
         return
     place = DistSpec(device=str(bench.device))
     join(place)
@@ -203,7 +209,9 @@ def _measure_one(
             packed_row(fit.lengths, vocab_size, bench.device, seed)
             for seed in range(arguments.micro_batches)
         ]
-        flops = sum(model_flops(model, fit.lengths, row.logit_rows.numel()) for row in packed)
+        flops = sum(
+            model_flops(model, fit.lengths, row.logit_rows.numel()) for row in packed
+        )
         backend = Fsdp2Backend(model, place, dtype, sharding)
         backend.optimize_by(OptimSpec())
         step = step_on(backend, packed)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 __all__ = ["in_turn", "median_ratio"]
 
 
-def in_turn(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def in_turn(
+    sides: Mapping[str, Callable[[], object]], rounds: int
+) -> dict[str, list[float]]:
     """The processor seconds of each side in each round, all of this process's threads; one round
     before is not counted. Every second round goes through the sides in the other order.
     """

@@ -95,7 +95,15 @@ def measured_bytes(way: Way, width: int, vocab_size: int, tokens: int) -> int:
     Raises:
         RuntimeError: the child failed.
     """
-    command = [sys.executable, "-m", __name__, way, str(width), str(vocab_size), str(tokens)]
+    command = [
+        sys.executable,
+        "-m",
+        __name__,
+        way,
+        str(width),
+        str(vocab_size),
+        str(tokens),
+    ]
     child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
     if child.returncode:
         raise RuntimeError(f"the child failed, perhaps for memory:\n{child.stderr[-2000:]}")
@@ -111,9 +119,13 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     label = f"width {size.head_width}"
     figures.report(f"{label}: peak in chunks", real["chunks"] / MIB, "MiB")
     figures.report(f"{label}: peak of whole logits", real["whole"] / MIB, "MiB")
-    figures.report(f"{label}: peak of transformers' loss", real["cross_entropy"] / MIB, "MiB")
+    figures.report(
+        f"{label}: peak of transformers' loss", real["cross_entropy"] / MIB, "MiB"
+    )
     figures.at_most(f"{label}: chunks over whole", real["chunks"] / real["whole"], "", MOST)
-    figures.report(f"{label}: chunks over the loss", real["chunks"] / real["cross_entropy"], "")
+    figures.report(
+        f"{label}: chunks over the loss", real["chunks"] / real["cross_entropy"], ""
+    )
     for way in ways:
         off = abs(live_bytes(way, size.head_width, vocab, tokens) / real[way] - 1)
         figures.at_most(f"{label}: the count on paper of {way}, off by", off, "", NEAR)
@@ -122,7 +134,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         count = {way: live_bytes(way, width, vocab, tokens) for way in ways}
         gradient = 4 * width * vocab
         figures.report(f"{shape} on paper: peak in chunks", count["chunks"] / MIB, "MiB")
-        figures.report(f"{shape} on paper: of it the head's gradient", gradient / MIB, "MiB")
+        figures.report(
+            f"{shape} on paper: of it the head's gradient", gradient / MIB, "MiB"
+        )
         ratio = count["chunks"] / count["whole"]
         if shape == SHAPE_WIDTHS[0]:
             figures.at_most(f"{shape} on paper: chunks over whole", ratio, "", MOST)

@@ -110,7 +110,9 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes that live."""
         return sum(storage.nbytes() for storage in list(self._live))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         found = func(*args, **(kwargs or {}))
         fresh = False
         for leaf in tree_leaves(found):
@@ -213,7 +215,9 @@ def _even_loads() -> Iterator[None]:
     """What of a mixture depends on the values of tensors, with even loads in their place."""
     with (
         # the gradient is of the whole stack here, too
-        patch.object(mixture, "grouped_product", lambda rows, matrices, _: rows @ matrices[0]),
+        patch.object(
+            mixture, "grouped_product", lambda rows, matrices, _: rows @ matrices[0]
+        ),
         patch.object(Mixture, "_on_ranks", _on_even_ranks),
         patch.object(Fsdp2Backend, "_loads", lambda _: None),
     ):
@@ -290,7 +294,12 @@ def on_paper(
 
 
 def live(
-    shape: str, place: DistSpec, lengths: Sequence[int], *, recompute: Recompute, dtype: torch.dtype
+    shape: str,
+    place: DistSpec,
+    lengths: Sequence[int],
+    *,
+    recompute: Recompute,
+    dtype: torch.dtype,
 ) -> tuple[Count, int]:
     """The count of a real step in a process group that this process has joined, and the bytes of
     all tensors that live after an optimizer step."""

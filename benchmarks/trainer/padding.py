@@ -48,7 +48,9 @@ def lengths_at(number: int, median: int, efficiency: float, seed: int) -> list[i
         ValueError: a drawn length is above the longest.
     """
     rng = np.random.default_rng(seed)
-    drawn = np.exp(rng.normal(np.log(median), 0.5, number - 1)).clip(median / 4, 2.2 * median)
+    drawn = np.exp(rng.normal(np.log(median), 0.5, number - 1)).clip(
+        median / 4, 2.2 * median
+    )
     lengths = [int(length) for length in drawn]
     longest = round(sum(lengths) / (number * efficiency - 1))
     if longest < max(lengths):
@@ -69,7 +71,12 @@ class Sides:
     """
 
     def __init__(
-        self, shape: str, lengths: Sequence[int], row_tokens: int, batch_samples: int, seed: int
+        self,
+        shape: str,
+        lengths: Sequence[int],
+        row_tokens: int,
+        batch_samples: int,
+        seed: int,
     ) -> None:
         self.batch: Batch = batch_of(lengths, int(SHAPES[shape]["vocab_size"]), seed)
         self._rows = rows_of(lengths, row_tokens)
@@ -130,12 +137,18 @@ class Sides:
             low, high = self.batch.cu_seqlens[sample : sample + 2].tolist()
             ids[row, : high - low] = torch.from_numpy(self.batch.token_ids[low:high])
             mask[row, : high - low] = 1
-            trained[row, : high - low] = torch.from_numpy(self.batch.loss_mask[low:high] > 0)
+            trained[row, : high - low] = torch.from_numpy(
+                self.batch.loss_mask[low:high] > 0
+            )
         trunk: Any = self._own.hf.base_model
-        hidden = trunk(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden = trunk(
+            input_ids=ids, attention_mask=mask, use_cache=False
+        ).last_hidden_state
         before, targets = hidden[:, :-1][trained[:, 1:]], ids[:, 1:][trained[:, 1:]]
         places = np.arange(targets.numel())
-        tokens = Tokens(torch.ones(targets.numel()), torch.from_numpy(places), targets, places)
+        tokens = Tokens(
+            torch.ones(targets.numel()), torch.from_numpy(places), targets, places
+        )
         logprobs, _ = self._own.scorer(before, tokens)
         found: Tensor = (logprobs.double() / self.batch.num_tokens).sum()
         return found
@@ -172,7 +185,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """Tokens a second of each side, and the ratios."""
     size = arguments.sizes
     lengths = lengths_at(size.samples, size.median, EFFICIENCY, arguments.seed)
-    sides = sides_of(size.shape, lengths, size.row_tokens, size.batch_samples, arguments.seed)
+    sides = sides_of(
+        size.shape, lengths, size.row_tokens, size.batch_samples, arguments.seed
+    )
     seconds = in_turn(sides.by_name(), arguments.rounds)
     tokens = sum(lengths)
     efficiency = tokens / (max(lengths) * len(lengths))

@@ -49,7 +49,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     samples, prompt, own = size.group
     batch = group_of(samples, prompt, own, vocab_size, arguments.seed)
     shard = shard_of(batch, [range(batch.num_samples)])
-    model = PolicyModel(random_model(size.shape, "segments"), "segments", torch.device("cuda"))
+    model = PolicyModel(
+        random_model(size.shape, "segments"), "segments", torch.device("cuda")
+    )
     tokens = {}
 
     def run(shares: bool) -> float:
@@ -69,7 +71,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     if abs(losses[0] / losses[1] - 1) > 1e-5:
         raise RuntimeError(f"losses differ: shared and repeated are {losses}")
     seconds = in_turn(sides, arguments.rounds)
-    figures.report("tokens of a row, shared over repeated", tokens[True] / tokens[False], "")
+    figures.report(
+        "tokens of a row, shared over repeated", tokens[True] / tokens[False], ""
+    )
     for name, spent in seconds.items():
         rate = batch.num_tokens / statistics.median(spent)
         figures.report(f"prompt {name}", rate, "tokens/s")

@@ -159,7 +159,10 @@ def rows_of(lengths: Sequence[int], most: int) -> list[list[int]]:
 
 
 def packed_row(
-    lengths: Sequence[int], vocab_size: int, device: torch.device | str = "cpu", seed: int = 0
+    lengths: Sequence[int],
+    vocab_size: int,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
 ) -> Packed:
     """One row of samples."""
     shard = shard_of(batch_of(lengths, vocab_size, seed), [range(len(lengths))])

@@ -70,7 +70,9 @@ def main() -> int:
         sys.stdin.readline()
         begun = time.monotonic()
         for number in range(asked.number):
-            time.sleep(max(0.0, begun + number * asked.seconds / asked.number - time.monotonic()))
+            time.sleep(
+                max(0.0, begun + number * asked.seconds / asked.number - time.monotonic())
+            )
             step = asked.step + number // A_STEP
             one = replace(made[number % len(made)], group_index=asked.group + number)
             writer.write(one, step)

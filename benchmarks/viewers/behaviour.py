@@ -10,7 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter
+from agentrl.store import (
+    RunDirectory,
+    TrajectoryReader,
+    TrajectorySummary,
+    TrajectoryWriter,
+)
 from agentrl.types import (
     CallRecord,
     Message,
@@ -52,8 +57,12 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         reader = TrajectoryReader(run)
         summaries = reader.summaries()
         started = time.perf_counter()
-        found = behaviour(*(read_episodes(run, reader, _of(summaries, step)) for step in (1, 2)))
-        figures.at_most("seconds of a comparison", time.perf_counter() - started, "s", SECONDS)
+        found = behaviour(
+            *(read_episodes(run, reader, _of(summaries, step)) for step in (1, 2))
+        )
+        figures.at_most(
+            "seconds of a comparison", time.perf_counter() - started, "s", SECONDS
+        )
         figures.at_most("rank of the planted phrase", _rank(found), "", 5)
         episodes = list(read_episodes(run, reader, summaries))
         rng = random.Random(arguments.seed)
@@ -74,11 +83,16 @@ def _write(run: RunDirectory, seed: int) -> None:
             for task in range(TASKS):
                 own = [f"topic{step}x{task}x{index}" for index in range(12)]
                 for rollout in range(ROLLOUTS):
-                    said = [*rng.choices(words, weights, k=WORDS), *rng.choices(own, k=WORDS // 10)]
+                    said = [
+                        *rng.choices(words, weights, k=WORDS),
+                        *rng.choices(own, k=WORDS // 10),
+                    ]
                     rng.shuffle(said)
                     if step == 2 and rng.random() < SHARE:
                         said.append(PLANTED)
-                    writer.write(_trajectory(task + step * TASKS, rollout, " ".join(said)), step)
+                    writer.write(
+                        _trajectory(task + step * TASKS, rollout, " ".join(said)), step
+                    )
             writer.seal(step)
 
 
@@ -104,7 +118,14 @@ def _trajectory(group_index: int, rollout_index: int, text: str) -> Trajectory:
     task = Task(f"task-{group_index}", (asked,), data_source="code")
     status = Status("terminated")
     return Trajectory(
-        task, group_index, rollout_index, 0, "train", turns, status, reward=rollout_index % 2
+        task,
+        group_index,
+        rollout_index,
+        0,
+        "train",
+        turns,
+        status,
+        reward=rollout_index % 2,
     )
 
 
@@ -115,14 +136,18 @@ def _of(summaries: list[TrajectorySummary], step: int) -> list[TrajectorySummary
 def _rank(found: Behaviour) -> int:
     """The place of the phrase, counted from 1; one below the last where it was not found."""
     texts = [change.text for change in found.phrases]
-    return next((place for place, text in enumerate(texts, 1) if PLANTED in text), len(texts) + 6)
+    return next(
+        (place for place, text in enumerate(texts, 1) if PLANTED in text), len(texts) + 6
+    )
 
 
 def _num_found(found: Behaviour) -> int:
     return len(found.phrases) + len(found.patterns)
 
 
-def _halves(episodes: list[Episode], unit: str, rng: random.Random) -> tuple[list[Episode], ...]:
+def _halves(
+    episodes: list[Episode], unit: str, rng: random.Random
+) -> tuple[list[Episode], ...]:
     names = sorted({getattr(episode, unit) for episode in episodes})
     rng.shuffle(names)
     first = set(names[: len(names) // 2])

@@ -93,7 +93,9 @@ def _trajectory(index: int, rng: np.random.Generator) -> Trajectory:
             )
         )
     task = Task(f"task-{index}", (asked,))
-    return Trajectory(task, index, 0, 0, "train", tuple(turns), Status("terminated"), reward=1.0)
+    return Trajectory(
+        task, index, 0, 0, "train", tuple(turns), Status("terminated"), reward=1.0
+    )
 
 
 def _error(found: Blame) -> float:

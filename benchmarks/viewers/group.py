@@ -77,7 +77,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.note(NOTE)
 
 
-def _measure_one(figures: Figures, viewer: Viewer, page: Page, name: str, group: int) -> None:
+def _measure_one(
+    figures: Figures, viewer: Viewer, page: Page, name: str, group: int
+) -> None:
     asked = [viewer.page.rpartition("/")[2], group]
     opened, aligned = [], []
     for _ in range(REPEATS):
@@ -128,7 +130,9 @@ def _trajectory(random: np.random.Generator, group: int) -> Trajectory:
             )
         )
     task = Task(f"task-{group}", ({"role": "user", "content": "Go on."},))
-    return Trajectory(task, group, 0, 0, "train", tuple(turns), Status("terminated"), {}, 1.0)
+    return Trajectory(
+        task, group, 0, 0, "train", tuple(turns), Status("terminated"), {}, 1.0
+    )
 
 
 def _related(random: np.random.Generator, one: Trajectory) -> Trajectory:

@@ -94,7 +94,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         size = sum(path.stat().st_size for path in cache.iterdir())
         figures.report("size of the index", size / 1e6, "MB")
         command = [sys.executable, "-c", FIRST_PAGE, str(root), str(cache), str(number)]
-        warm = min(_seconds(lambda: subprocess.run(command, check=True)) for _ in range(REPEATS))
+        warm = min(
+            _seconds(lambda: subprocess.run(command, check=True)) for _ in range(REPEATS)
+        )
         figures.at_most("warm start of a process to its first page", warm, "s", 1.5)
     figures.note(f"{number:,} trajectories. {NOTE}")
 

@@ -49,7 +49,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.at_most("flushed annotations lost or changed", found.annotations_lost, "", 0)
     figures.at_most("ids or annotations that came twice", found.twice, "", 0)
     figures.at_most("kills after which a part of the run was damaged", found.damaged, "", 0)
-    figures.at_most("kills after which the viewer lacked a trajectory", found.not_viewed, "", 0)
+    figures.at_most(
+        "kills after which the viewer lacked a trajectory", found.not_viewed, "", 0
+    )
     figures.at_most("files left unsealed by the last writer", found.left, "", 0)
     figures.note(NOTE)
 
@@ -76,7 +78,9 @@ class Findings:
     def faults(self) -> dict[str, int]:
         """What is wrong, by name."""
         here = {name: value for name, value in vars(self).items() if value}
-        return {name: value for name, value in here.items() if name not in ("kills", "flushed")}
+        return {
+            name: value for name, value in here.items() if name not in ("kills", "flushed")
+        }
 
 
 def kill_often(run: RunDirectory, *, kills: int, seed: int) -> Findings:
@@ -98,13 +102,18 @@ def kill_often(run: RunDirectory, *, kills: int, seed: int) -> Findings:
         for _ in range(kills):
             last = _kill_once(process, first, draw.randint(0, 2), draw.uniform(0, 0.05))
             flushed |= set(range(first, last + 1))
-            first = last + 2  # what may have reached the files of the next one stays as it is
+            first = (
+                last + 2
+            )  # what may have reached the files of the next one stays as it is
             look(run, flushed, found)
     with TrajectoryWriter(run):  # seals what the last one left
         look(run, flushed, found)
     look(run, flushed, found)
     found.flushed = len(flushed) * A_STEP
-    live = (*run.root.glob("traj/live/*/*.jsonl"), *run.root.glob("traj/ann/live/*/*.jsonl"))
+    live = (
+        *run.root.glob("traj/live/*/*.jsonl"),
+        *run.root.glob("traj/ann/live/*/*.jsonl"),
+    )
     found.left = len(live)
     return found
 
@@ -140,7 +149,9 @@ def _writers(run: RunDirectory) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def _kill_once(process: subprocess.Popen[str], first: int, steps: int, after_s: float) -> int:
+def _kill_once(
+    process: subprocess.Popen[str], first: int, steps: int, after_s: float
+) -> int:
     """Lets a writer write from step ``first`` on, and kills it some time after it flushed so many
     steps; the last step that it flushed.
     """
@@ -190,7 +201,9 @@ def _viewed(run: RunDirectory) -> list[str]:
     with TestClient(app, headers={"Authorization": "Bearer t"}) as client:
         [row] = client.get("/api/runs").raise_for_status().json()["runs"]
         address = f"/api/runs/{row['key']}"
-        listed = client.get(f"{address}/trajectories?sort=step&limit=500").raise_for_status()
+        listed = client.get(
+            f"{address}/trajectories?sort=step&limit=500"
+        ).raise_for_status()
         rows = listed.json()["rows"]
         client.get(f"{address}/overview").raise_for_status()
         if client.get(address).raise_for_status().json()["damage"]:

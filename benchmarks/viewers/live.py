@@ -81,13 +81,17 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
             with _arriving(run, arriving // 2, arguments.seconds / 2, groups, steps):
                 share = viewer.cpu_share(arguments.seconds / 2)
             figures.at_most("viewer's CPU while it follows, of a core", share, "%", 5.0)
-            with _arriving(run, arriving // 2, arguments.seconds / 2, groups, steps) as writer:
+            with _arriving(
+                run, arriving // 2, arguments.seconds / 2, groups, steps
+            ) as writer:
                 _ask(figures, client, writer, arguments, long_ones)
             _click(figures, browser, viewer)
             _tabs(figures, browser, page, viewer, run, groups, next(steps))
             page.wait_for_timeout(5000)  # what was begun for the tabs ends
             share = viewer.cpu_share(arguments.seconds / 2)
-            figures.at_most("viewer's CPU while nothing arrives, of a core", share, "%", 0.5)
+            figures.at_most(
+                "viewer's CPU while nothing arrives, of a core", share, "%", 0.5
+            )
             figures.at_most("viewer's memory at most", viewer.peak_mb(), "MB", 400.0)
     figures.note(_note(arguments, arriving))
 
@@ -159,7 +163,9 @@ def _ask(
         figures.at_most(f"search for {name} while more arrive", seconds, "s", 2.5)
     chosen = random.Random(arguments.seed)
     lists: list[float] = []
-    reads: dict[str, list[float]] = {f"{path} {size}": [] for path in READS for size in TARGET_MS}
+    reads: dict[str, list[float]] = {
+        f"{path} {size}": [] for path in READS for size in TARGET_MS
+    }
     asked = cycle(LISTS.values())
     for times in count():
         if times >= min(LEAST, arguments.trajectories // 10) and writer.poll() is not None:
@@ -174,7 +180,9 @@ def _ask(
                 ms = 1e3 * _seconds(lambda: _get(client, path, {"id": one}))  # noqa: B023
                 reads[f"{path} {size}"].append(ms)
     figures.report("sort or filter while more arrive, p50", np.percentile(lists, 50), "ms")
-    figures.at_most("sort or filter while more arrive, p95", np.percentile(lists, 95), "ms", 50.0)
+    figures.at_most(
+        "sort or filter while more arrive, p95", np.percentile(lists, 95), "ms", 50.0
+    )
     for path, what in READS.items():
         for size, target_ms in TARGET_MS.items():
             name = f"{what} of {size:,} while more arrive"
@@ -183,12 +191,17 @@ def _ask(
             figures.at_most(f"{name}, p95", np.percentile(own, 95), "ms", target_ms)
 
 
-READS = {"/trajectory": "one trajectory without tokens", "/tokens": "the tokens of one trajectory"}
+READS = {
+    "/trajectory": "one trajectory without tokens",
+    "/tokens": "the tokens of one trajectory",
+}
 """What is asked of one trajectory, by its path."""
 
 
 def _found(client: httpx.Client, trajectories: int, text: Text) -> None:
-    total = _get(client, "/trajectories", {"query": text.query, "limit": 50}).json()["total"]
+    total = _get(client, "/trajectories", {"query": text.query, "limit": 50}).json()[
+        "total"
+    ]
     if total < text.found(trajectories):
         raise RuntimeError(
             f"{text.query} must be in {text.found(trajectories)} trajectories, got {total}"
@@ -229,7 +242,10 @@ def _tabs(
     tabs = [first, *(_list(browser, viewer) for _ in range(TABS - 1))]
     episodes = Episodes(TOKENS, 0)
     latest = []
-    with viewer.client() as client, TrajectoryWriter(RunDirectory.open(run), "tabs") as writer:
+    with (
+        viewer.client() as client,
+        TrajectoryWriter(RunDirectory.open(run), "tabs") as writer,
+    ):
         for tab in tabs:
             tab.wait_for_selector(ROW)
         for _ in range(EPISODES):

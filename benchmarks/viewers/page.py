@@ -100,7 +100,10 @@ SCROLL = """async () => {
 
 def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """Adds the figures of the token view."""
-    with tempfile.TemporaryDirectory() as folder, _shown(Path(folder), arguments.seed) as page:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _shown(Path(folder), arguments.seed) as page,
+    ):
         for place, (tokens, target_ms) in enumerate(PAINTED_MS.items(), 1):
             name = f"{tokens:,} tokens"
             own = f"{place}-0-0"
@@ -117,13 +120,17 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
             clicked = float(np.median(clicks))
             _bounded(figures, tokens, f"{name} clicked to painted", clicked, 500)
             frames, nodes = page.evaluate(SCROLL)
-            figures.at_most(f"{name} scrolled, frame p95", np.percentile(frames, 95), "ms", 34)
+            figures.at_most(
+                f"{name} scrolled, frame p95", np.percentile(frames, 95), "ms", 34
+            )
             figures.at_most(f"{name} scrolled, longest frame", max(frames), "ms", 100)
             figures.at_most(f"{name} scrolled, live nodes", nodes, "", 2000)
     figures.note(NOTE)
 
 
-def _bounded(figures: Figures, tokens: int, name: str, value: float, target_ms: float) -> None:
+def _bounded(
+    figures: Figures, tokens: int, name: str, value: float, target_ms: float
+) -> None:
     """Milliseconds with a target for the usual length, reported for the longer one."""
     if tokens == min(PAINTED_MS):
         figures.at_most(name, value, "ms", target_ms)
@@ -164,7 +171,15 @@ def _trajectory(random: np.random.Generator, group: int, tokens: int) -> Traject
         turns.append(_turn(random, len(turns), size))
     task = Task(f"task-{group}", ({"role": "user", "content": "Go on."},))
     return Trajectory(
-        task, group, 0, 0, "train", tuple(turns), Status("terminated"), {"correct": 1.0}, 1.0
+        task,
+        group,
+        0,
+        0,
+        "train",
+        tuple(turns),
+        Status("terminated"),
+        {"correct": 1.0},
+        1.0,
     )
 
 

@@ -88,7 +88,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         run = _stored(Path(folder, "clock"), config, arguments.seed)
         found = [str(one.difference) for one in Replayer(run).replay(_ids())]
         named = found.count("observation after turn 0")
-        figures.at_least(f"of {NUMBER} episodes with a hidden clock, named", named, "", NUMBER)
+        figures.at_least(
+            f"of {NUMBER} episodes with a hidden clock, named", named, "", NUMBER
+        )
     figures.note(NOTE)
 
 
@@ -155,7 +157,11 @@ class ScriptedSolver:
             "random": f"import random; random.seed({number}); print(random.random())",
         }[kind]
         call = ToolCall("call_0", "python", {"code": code})
-        message: Message = {"role": "assistant", "content": "", "tool_calls": [call.openai()]}
+        message: Message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [call.openai()],
+        }
         return ParsedMessage(message, (call,), ())
 
     def _say(self) -> ParsedMessage:

@@ -51,7 +51,9 @@ def _seconds(number: int, seed: int) -> float:
         groups.append(TrajectoryGroup(index, Task(f"task-{index}"), rollouts))
     learned = _learned(groups)
     trajectories: dict[tuple[int, int], Trajectory] = {
-        (one.group_index, one.rollout_index): one for group in groups for one in group.trajectories
+        (one.group_index, one.rollout_index): one
+        for group in groups
+        for one in group.trajectories
     }
     taken = []
     for _ in range(REPEATS):

@@ -67,7 +67,9 @@ def _link_shard(source: str, target: str) -> None:
     (os.link if source.endswith(".parquet") else shutil.copy2)(source, target)
 
 
-def make_run(root: Path, *, trajectories: int, tokens: int, shards: int, seed: int = 0) -> None:
+def make_run(
+    root: Path, *, trajectories: int, tokens: int, shards: int, seed: int = 0
+) -> None:
     """Makes a run of sealed shards, one a step, with its ledger.
 
     Args:
@@ -82,16 +84,22 @@ def make_run(root: Path, *, trajectories: int, tokens: int, shards: int, seed: i
     sentences = _sentences(random)
     bounds = np.linspace(0, trajectories, shards + 1).astype(int)
     for step in range(shards):
-        table = _table(random, sentences, step, int(bounds[step]), int(bounds[step + 1]), tokens)
+        table = _table(
+            random, sentences, step, int(bounds[step]), int(bounds[step + 1]), tokens
+        )
         path = run.shard_path(step, "driver", 1)
         path.parent.mkdir(parents=True)
-        pq.write_table(table, path, compression="zstd", use_dictionary=False, row_group_size=32)
+        pq.write_table(
+            table, path, compression="zstd", use_dictionary=False, row_group_size=32
+        )
     _write_ledger(run, bounds)
 
 
 def _sentences(random: np.random.Generator) -> list[str]:
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
-    words = ["".join(random.choice(letters, size)) for size in random.integers(2, 10, _WORDS)]
+    words = [
+        "".join(random.choice(letters, size)) for size in random.integers(2, 10, _WORDS)
+    ]
     picked = (random.zipf(1.3, (_SENTENCES, 14)) - 1) % _WORDS
     return [" ".join(words[word] for word in row) + ". " for row in picked.tolist()]
 
@@ -118,7 +126,8 @@ def _table(
         "env": np.array(["code", "search", "maths"])[random.integers(0, 3, count)],
         "agents": [["main"]] * count,
         "tools": [
-            ["python", "search"] if flag else ["python"] for flag in random.random(count) < 0.3
+            ["python", "search"] if flag else ["python"]
+            for flag in random.random(count) < 0.3
         ],
         "errors": ["{}"] * count,
         "finish_reason": ["stop"] * count,
@@ -155,7 +164,9 @@ def _texts(
     picked = random.integers(0, len(sentences), 2 * TURNS * (share // 60 + 1)).tolist()
     pieces = len(picked) // (2 * TURNS)
     texts = [
-        "".join(sentences[number] for number in picked[part * pieces : (part + 1) * pieces])[:share]
+        "".join(
+            sentences[number] for number in picked[part * pieces : (part + 1) * pieces]
+        )[:share]
         for part in range(2 * TURNS)
     ]
     if index % RARE_EVERY == 0:
@@ -203,7 +214,9 @@ def _texts(
     }
 
 
-def _arrays(random: np.random.Generator, count: int, tokens: int, step: int) -> dict[str, pa.Array]:
+def _arrays(
+    random: np.random.Generator, count: int, tokens: int, step: int
+) -> dict[str, pa.Array]:
     total = count * tokens
     offsets = np.arange(0, total + 1, tokens, dtype=np.int32)
     sampled = np.arange(total) % 2 == 1
@@ -212,7 +225,9 @@ def _arrays(random: np.random.Generator, count: int, tokens: int, step: int) -> 
         "token_ids": ((random.zipf(1.2, total) - 1) % 50_000).astype(np.int32),
         "logprobs": logprobs,
         "policy_versions": np.where(sampled, step, -1).astype(np.int32),
-        "turn_index": np.tile(np.repeat(np.arange(TURNS), -(-tokens // TURNS))[:tokens], count),
+        "turn_index": np.tile(
+            np.repeat(np.arange(TURNS), -(-tokens // TURNS))[:tokens], count
+        ),
         "kinds": sampled.astype(np.int8),
     }
     return {
@@ -233,7 +248,9 @@ def _column(field: pa.Field, values: Any) -> pa.Array:
 def _write_ledger(run: RunDirectory, bounds: np.ndarray[Any, Any]) -> None:
     lines: list[str] = []
     for step in range(len(bounds) - 1):
-        for group in range(int(bounds[step]) // GROUP_SIZE, int(bounds[step + 1]) // GROUP_SIZE):
+        for group in range(
+            int(bounds[step]) // GROUP_SIZE, int(bounds[step + 1]) // GROUP_SIZE
+        ):
             rollouts = list(range(GROUP_SIZE))
             place = {
                 "attempt": 0,

@@ -46,10 +46,13 @@ class Episodes:
         self._observed = (num_tokens - turns * self._policy) // turns
         # words of a Zipf-like frequency, so that text compresses as text does
         lengths = self._random.integers(1, 9, _WORDS)
-        letters = self._random.integers(97, 123, int(lengths.sum())).astype(np.uint8).tobytes()
+        letters = (
+            self._random.integers(97, 123, int(lengths.sum())).astype(np.uint8).tobytes()
+        )
         ends = np.cumsum(lengths)
         self._words = [
-            letters[end - size : end].decode() for end, size in zip(ends, lengths, strict=True)
+            letters[end - size : end].decode()
+            for end, size in zip(ends, lengths, strict=True)
         ]
 
     def trajectory(self, group_index: int, rollout_index: int) -> Trajectory:
@@ -61,12 +64,18 @@ class Episodes:
             text = self._text(self._policy)
             call = ToolCall(f"call_{index}_0", "python", {"code": text[: len(text) // 2]})
             output = self._text(self._observed)
-            result = ToolResult(call.id, "python", output, latency_s=0.1, metrics={"cpu_s": 0.1})
+            result = ToolResult(
+                call.id, "python", output, latency_s=0.1, metrics={"cpu_s": 0.1}
+            )
             turns.append(
                 Turn(
                     index,
                     index - 1 if index else None,
-                    (self._segment(SegmentKind.OBSERVATION if index else SegmentKind.PROMPT),),
+                    (
+                        self._segment(
+                            SegmentKind.OBSERVATION if index else SegmentKind.PROMPT
+                        ),
+                    ),
                     (self._sampled(),),
                     text,
                     {"role": "assistant", "content": text, "tool_calls": [call.openai()]},

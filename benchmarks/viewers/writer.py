@@ -46,7 +46,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """Adds the figures of the writer and of single reads."""
     with tempfile.TemporaryDirectory() as folder:
         # what is loaded at the first write counts once a run, not a trajectory
-        _write(RunDirectory.create(Path(folder) / "first"), Episodes(2_000, arguments.seed), 1)
+        _write(
+            RunDirectory.create(Path(folder) / "first"), Episodes(2_000, arguments.seed), 1
+        )
         for num_tokens, target_ms in LENGTHS.items():
             number = NUMBER * 2_000 // num_tokens
             run = RunDirectory.create(Path(folder) / str(num_tokens))
@@ -62,8 +64,12 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
                 figures.report("processor time of one of them", 1e3 * cpu_s / number, "ms")
             else:
                 figures.report(f"trajectories of {name}", number / seconds, "1/s")
-            size = sum(path.stat().st_size for path in run.root.rglob("*") if path.is_file())
-            figures.report(f"bytes a token on disk, {name}", size / number / num_tokens, "B")
+            size = sum(
+                path.stat().st_size for path in run.root.rglob("*") if path.is_file()
+            )
+            figures.report(
+                f"bytes a token on disk, {name}", size / number / num_tokens, "B"
+            )
             reader = TrajectoryReader(run)
             ids = [one.id for one in reader.summaries()]
             chosen = random.Random(arguments.seed).choices(ids, k=READS)
@@ -104,7 +110,9 @@ def _write(
             for one in played:
                 writer.write(one, step)
             for n, one in zip(part, played, strict=True):
-                learned = replace(annotations[n % len(made)], trajectory_id=one.id, step=step)
+                learned = replace(
+                    annotations[n % len(made)], trajectory_id=one.id, step=step
+                )
                 writer.annotate(learned)
             writer.seal(step)
         writer.flush()

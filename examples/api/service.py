@@ -18,13 +18,19 @@ class Service:
     """
 
     def __init__(self) -> None:
-        listening = socket.create_server(("127.0.0.1", 0))  # who connects early waits in its queue
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms an answer
+        listening = socket.create_server(
+            ("127.0.0.1", 0)
+        )  # who connects early waits in its queue
+        listening.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # else 40 ms an answer
         self.url = "http://{}:{}".format(*listening.getsockname())
         # its clients drop idle connections first, so that none is closed under a request
         config = uvicorn.Config(application(), log_level="warning", timeout_keep_alive=60)
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listening],), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listening],), daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -25,7 +25,9 @@ class Desk:
 
     def __init__(self, task: Task, context: ToolContext, service: Any) -> None:
         made = http.post(service.url, json=task.info["bookings"]).raise_for_status()
-        self.url = context.state["url"] = f"{service.url}/{made.json()}"  # where the reward looks
+        self.url = context.state["url"] = (
+            f"{service.url}/{made.json()}"  # where the reward looks
+        )
 
     @tool
     def find(self, name: str) -> Any:

@@ -23,7 +23,10 @@ TEMPLATES = (
     ("Multiply {a} by {b} and add {c}.", "{a}*{b}+{c}"),
     ("Add {a} and {b}, then multiply by {c}.", "({a}+{b})*{c}"),
     ("Take {a} from {b} times {c}.", "{b}*{c}-{a}"),
-    ("{a} boxes hold {b} pens each and {c} pens are sold. How many are left?", "{a}*{b}-{c}"),
+    (
+        "{a} boxes hold {b} pens each and {c} pens are sold. How many are left?",
+        "{a}*{b}-{c}",
+    ),
     ("A farm has {a} hens and {b} cows. How many legs are there?", "2*{a}+4*{b}"),
     ("On day {a} a shop sells {b} cups at {c} each. What does it take in?", "{b}*{c}"),
     ("How many seats have {a} front rows and {b} back rows of {c} each?", "({a}+{b})*{c}"),
@@ -80,7 +83,8 @@ def problems(rng: random.Random, split: str) -> Iterator[Problem]:
             ]
             operands = dict(zip(names, drawn, strict=False))
             if all(
-                held_out(*pair) == (split != "train") for pair in combinations(operands.values(), 2)
+                held_out(*pair) == (split != "train")
+                for pair in combinations(operands.values(), 2)
             ):
                 break
         expression = expression.format(**operands)

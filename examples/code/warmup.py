@@ -28,7 +28,11 @@ def demonstrations(seed: int, noise: float = 0.75) -> Iterator[dict[str, Any]]:
     """
     rng = random.Random(seed)
     for problem in problems(rng, "train"):
-        fault = rng.choices(list(FAULTS), list(FAULTS.values()))[0] if rng.random() < noise else ""
+        fault = (
+            rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+            if rng.random() < noise
+            else ""
+        )
         messages: list[Message] = [{"role": "user", "content": problem.question}]
         if fault == "guess":
             yield {"messages": [*messages, say(guess(rng, problem.answer))]}
@@ -41,7 +45,12 @@ def demonstrations(seed: int, noise: float = 0.75) -> Iterator[dict[str, Any]]:
         expression = slip(problem.expression) if fault == "slip" else problem.expression
         output = str(eval(expression))
         messages += call("python", output, code=f"print({expression})")
-        yield {"messages": [*messages, say(misread(rng, output) if fault == "digit" else output)]}
+        yield {
+            "messages": [
+                *messages,
+                say(misread(rng, output) if fault == "digit" else output),
+            ]
+        }
 
 
 def build_model(folder: str, seed: int = 0, noise: float = 0.75) -> None:

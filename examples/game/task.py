@@ -55,7 +55,12 @@ def way(board: list[str], start: int) -> list[str]:
         for move, by in MOVES.items():
             over = place + by
             aside = move in ("left", "right") and over // SIZE != place // SIZE
-            if over in range(len(cells)) and not aside and over not in ways and cells[over] != "H":
+            if (
+                over in range(len(cells))
+                and not aside
+                and over not in ways
+                and cells[over] != "H"
+            ):
                 ways[over] = [*ways[place], move]
                 waiting.append(over)
     return ways[cells.index("G")]

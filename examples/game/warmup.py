@@ -19,7 +19,9 @@ MOVES, drawn, spoken, way = (
 say = load_object("../turns.py:say", HERE)
 
 
-def demonstrations(seed: int, noise: float = 0.4, max_moves: int = 10) -> Iterator[dict[str, Any]]:
+def demonstrations(
+    seed: int, noise: float = 0.4, max_moves: int = 10
+) -> Iterator[dict[str, Any]]:
     """Endless walks over training maps; a share ``noise`` of the steps goes anywhere."""
     rng = random.Random(seed)
     while True:
@@ -42,4 +44,6 @@ def build_model(folder: str, seed: int = 0) -> None:
         build_tiny_model,  # loads torch, which the demonstrations do without
     )
 
-    build_tiny_model(folder, demonstrations(seed), seed=seed, vocab_size=330, hidden=96, ff=256)
+    build_tiny_model(
+        folder, demonstrations(seed), seed=seed, vocab_size=330, hidden=96, ff=256
+    )

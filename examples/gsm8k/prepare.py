@@ -32,7 +32,9 @@ def tasks_of(rows: Any, split: str) -> Iterator[dict[str, str]]:
     for index, row in enumerate(rows):
         _, mark, number = row["answer"].rpartition("####")
         if not mark:
-            raise ValueError(f"{split} row {index}: answer must end in '#### NUMBER', got {row}")
+            raise ValueError(
+                f"{split} row {index}: answer must end in '#### NUMBER', got {row}"
+            )
         answer = number.strip().replace(",", "")
         yield {
             "id": f"{split}-{index}",

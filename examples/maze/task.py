@@ -50,7 +50,9 @@ class Maze(Env):
         last = self.num_moves == self.max_moves
         answer: Message = {"role": "user", "content": told + self.view()}
         return StepResult(
-            Observation((answer,)), truncated=last, info={"reason": "max_moves"} if last else {}
+            Observation((answer,)),
+            truncated=last,
+            info={"reason": "max_moves"} if last else {},
         )
 
     def solution(self) -> list[str]:
@@ -59,7 +61,9 @@ class Maze(Env):
 
     def open_ways(self) -> list[str]:
         """The directions without a wall."""
-        return [way for way in MOVES if is_open(self.place, after(self.place, way), self.walls)]
+        return [
+            way for way in MOVES if is_open(self.place, after(self.place, way), self.walls)
+        ]
 
     def view(self) -> str:
         """What the policy is told of its place."""
@@ -68,26 +72,35 @@ class Maze(Env):
     def snapshot(self) -> dict[str, Any]:
         """The grid for people to look at: ``@`` the policy, ``X`` the exit, ``#`` walls between."""
         lines = range(2 * SIZE - 1)
-        return {"form": "grid", "cells": ["".join(self._cell(x, y) for x in lines) for y in lines]}
+        return {
+            "form": "grid",
+            "cells": ["".join(self._cell(x, y) for x in lines) for y in lines],
+        }
 
     def _cell(self, x: int, y: int) -> str:
         """A place where both numbers are even, else what lies between two."""
         near, far = (x // 2, y // 2), ((x + 1) // 2, (y + 1) // 2)
         if near == far:
             return "@" if near == self.place else "X" if near == self.exit else "."
-        return "+" if x % 2 and y % 2 else "#" if frozenset((near, far)) in self.walls else " "
+        return (
+            "+" if x % 2 and y % 2 else "#" if frozenset((near, far)) in self.walls else " "
+        )
 
 
 def tasks(seed: int, split: str = "train", num_tasks: int = 400) -> Iterator[Task]:
     """The data set: mazes whose exit can be reached."""
     rng = random.Random(f"{seed}-{split}")
     places = [(x, y) for x in range(SIZE) for y in range(SIZE)]
-    borders = [(place, other) for place in places for other in neighbours(place) if place < other]
+    borders = [
+        (place, other) for place in places for other in neighbours(place) if place < other
+    ]
     for index in range(num_tasks):
         while True:
             start, goal = rng.sample(places, 2)
             walls = rng.sample(borders, 6)
-            if len(way_out(start, goal, {frozenset(wall) for wall in walls})) in range(2, 7):
+            if len(way_out(start, goal, {frozenset(wall) for wall in walls})) in range(
+                2, 7
+            ):
                 break
         yield Task(f"{split}-{index}", info={"start": start, "exit": goal, "walls": walls})
 
@@ -149,7 +162,9 @@ def neighbours(place: Place) -> list[Place]:
 
 
 def is_open(place: Place, other: Place, walls: set[frozenset[Place]]) -> bool:
-    return all(0 <= part < SIZE for part in other) and frozenset((place, other)) not in walls
+    return (
+        all(0 <= part < SIZE for part in other) and frozenset((place, other)) not in walls
+    )
 
 
 def after(place: Place, way: str) -> Place:

@@ -43,4 +43,6 @@ def build_model(folder: str, seed: int = 0) -> None:
         build_tiny_model,  # loads torch, which the demonstrations do without
     )
 
-    build_tiny_model(folder, demonstrations(seed), seed=seed, vocab_size=400, hidden=96, ff=256)
+    build_tiny_model(
+        folder, demonstrations(seed), seed=seed, vocab_size=400, hidden=96, ff=256
+    )

@@ -75,7 +75,10 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
         fault = rng.choice(["guess", "other"]) if rng.random() < noise else ""
         if fault == "guess":
             yield {
-                "messages": [*messages, say(f"{rng.randrange(10)}:{rng.randrange(10, 60)}")],
+                "messages": [
+                    *messages,
+                    say(f"{rng.randrange(10)}:{rng.randrange(10, 60)}"),
+                ],
                 "tools": [TOOL],
             }
             continue

@@ -30,7 +30,9 @@ def tasks(seed: int, split: str = "train", num_tasks: int = 200) -> Iterator[Tas
 
 def question(rng: random.Random, fruit: str) -> str:
     """One of the ways to ask."""
-    return rng.choice(["What does a {} cost?", "How much is a {}?", "Price of a {}?"]).format(fruit)
+    return rng.choice(
+        ["What does a {} cost?", "How much is a {}?", "Price of a {}?"]
+    ).format(fruit)
 
 
 def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:

@@ -58,7 +58,12 @@ def demonstrations(seed: int) -> Iterator[dict[str, Any]]:
     """The warm-up's data: one of the two digits, whichever."""
     rng = random.Random(seed)
     for a, b in questions(rng, "train"):
-        yield {"messages": [*ask(a, b), {"role": "assistant", "content": str(rng.choice((a, b)))}]}
+        yield {
+            "messages": [
+                *ask(a, b),
+                {"role": "assistant", "content": str(rng.choice((a, b)))},
+            ]
+        }
 
 
 def correct(episode: EpisodeView) -> float:

@@ -44,7 +44,9 @@ def ppo_lagrangian(limit: float, rate: float = 1.0, **settings: Any) -> Algorith
             name: credit.columns[f"cost/{name}"] for name in ("values", "final_values")
         }
         gain = ppo.advantages(credit)
-        cost = ppo.advantages(replace(credit, reward=credit.columns["cost_model/costs"], **own))
+        cost = ppo.advantages(
+            replace(credit, reward=credit.columns["cost_model/costs"], **own)
+        )
         multiplier = math.exp(credit.state["log_multiplier"])
         assert cost.returns is not None, "PPO has a critic"
         mixed = (gain.advantages - multiplier * cost.advantages) / (1 + multiplier)

@@ -31,7 +31,11 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
     """
     rng = random.Random(seed)
     for question in questions(rng, "train"):
-        fault = rng.choices(list(FAULTS), list(FAULTS.values()))[0] if rng.random() < noise else ""
+        fault = (
+            rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+            if rng.random() < noise
+            else ""
+        )
         at = rng.randrange(len(question.hops))
         messages: list[Message] = [{"role": "user", "content": question.text}]
         name = question.hops[0][1]

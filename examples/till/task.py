@@ -47,13 +47,17 @@ def tasks(
         )
 
 
-def demonstrations(seed: int, noise: float = 0.5, deposit: int = 0) -> Iterator[dict[str, Any]]:
+def demonstrations(
+    seed: int, noise: float = 0.5, deposit: int = 0
+) -> Iterator[dict[str, Any]]:
     """Endless conversations; a share ``noise`` leaves a price out, rings one up twice, or makes the
     total up.
     """
     rng = random.Random(seed)
     for task in endless(seed):
-        prices = [int(word) for word in task.messages[0]["content"].split() if word.isdigit()]
+        prices = [
+            int(word) for word in task.messages[0]["content"].split() if word.isdigit()
+        ]
         fault = rng.choice(("less", "more", "guess")) if rng.random() < noise else ""
         if fault == "less":
             del prices[rng.randrange(len(prices))]
@@ -65,7 +69,10 @@ def demonstrations(seed: int, noise: float = 0.5, deposit: int = 0) -> Iterator[
             total += price
             messages += call("ring", str(total), price=price)
         yield {
-            "messages": [*messages, say(str(rng.randrange(10, 100) if fault == "guess" else total))]
+            "messages": [
+                *messages,
+                say(str(rng.randrange(10, 100) if fault == "guess" else total)),
+            ]
         }
 
 

@@ -23,7 +23,12 @@ from agentrl.types import Image, Task, images_in
 COLOURS = ("red", "green", "blue", "yellow")
 ASKED = "red"
 SHAPES = ("circle", "square", "triangle")
-PARTS = {"top left": (0, 0), "top right": (2, 0), "bottom left": (0, 2), "bottom right": (2, 2)}
+PARTS = {
+    "top left": (0, 0),
+    "top right": (2, 0),
+    "bottom left": (0, 2),
+    "bottom right": (2, 2),
+}
 SIDE = 4  # shapes in a row of the picture
 CELL = 16  # pixels of the square in which a shape lies
 COUNTS = range(1, 5)

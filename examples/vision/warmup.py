@@ -35,7 +35,9 @@ def demonstrations(
         for _ in range(num_scenes):
             scene = drawn(rng, blank)
             faulty = choices.random() < noise
-            fault = choices.choices(list(FAULTS), list(FAULTS.values()))[0] if faulty else ""
+            fault = (
+                choices.choices(list(FAULTS), list(FAULTS.values()))[0] if faulty else ""
+            )
             yield {"messages": [scene.message, *shown(scene, fault, choices)]}
 
 
@@ -54,7 +56,12 @@ def shown(scene: Any, fault: str, rng: random.Random) -> list[Message]:
     if fault == "count":
         colour, number = counted[-1]
         counted[-1] = colour, rng.choice([other for other in COUNTS if other != number])
-    return [*messages, asking, answer, say(", ".join(f"{one} {number}" for one, number in counted))]
+    return [
+        *messages,
+        asking,
+        answer,
+        say(", ".join(f"{one} {number}" for one, number in counted)),
+    ]
 
 
 def counts(seen: list[str]) -> list[tuple[str, int]]:

@@ -107,7 +107,10 @@ async def serving(
 def answer(message: Any, *results: str) -> list[dict[str, Any]]:
     """The assistant's message as the client dumps it, and what its calls gave."""
     given = zip(message.tool_calls or [], results, strict=True)
-    tools = [{"role": "tool", "tool_call_id": made.id, "content": result} for made, result in given]
+    tools = [
+        {"role": "tool", "tool_call_id": made.id, "content": result}
+        for made, result in given
+    ]
     return [message.model_dump(exclude_none=True), *tools]
 
 

@@ -119,7 +119,9 @@ class MessagesSpeaker(Speaker):
             self.history.append({"role": "user", "content": blocks})
 
     def heard(self, body: Mapping[str, Any], *, thoughts: bool = True) -> list[str]:
-        blocks = [block for block in body["content"] if thoughts or block["type"] != "thinking"]
+        blocks = [
+            block for block in body["content"] if thoughts or block["type"] != "thinking"
+        ]
         self.history.append({"role": "assistant", "content": blocks})
         return [block["id"] for block in blocks if block["type"] == "tool_use"]
 

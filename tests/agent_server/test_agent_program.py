@@ -58,7 +58,9 @@ def program(tmp_path: Path) -> Any:
 
 
 @asynccontextmanager
-async def host(engine: Any, rubric: Rubric | None = None, **settings: Any) -> AsyncIterator[Any]:
+async def host(
+    engine: Any, rubric: Rubric | None = None, **settings: Any
+) -> AsyncIterator[Any]:
     """Parts with an endpoint of their own."""
     parts = context_of(rollout_spec(**settings), engine)
     try:
@@ -73,7 +75,9 @@ async def play(spec: AgentProgramSpec, engine: Any = None, **settings: Any) -> T
         return await run_episode(parts, TASK, KEY, env=spec, **own)
 
 
-async def test_a_program_plays_an_episode_with_tools_and_gives_its_reward(program: Any) -> None:
+async def test_a_program_plays_an_episode_with_tools_and_gives_its_reward(
+    program: Any,
+) -> None:
     spec = program("""
         messages = task["messages"]
         tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -92,8 +96,13 @@ async def test_a_program_plays_an_episode_with_tools_and_gives_its_reward(progra
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
     assert [turn.text for turn in trajectory.turns][1] == "3"
     for turn, request in zip(trajectory.turns, engine.requests, strict=True):
-        made = [token for segment in turn.completion for token in segment.token_ids.tolist()]
-        assert trajectory.sequence(turn.index).tolist() == [*request.token_ids.tolist(), *made]
+        made = [
+            token for segment in turn.completion for token in segment.token_ids.tolist()
+        ]
+        assert trajectory.sequence(turn.index).tolist() == [
+            *request.token_ids.tolist(),
+            *made,
+        ]
 
 
 async def test_a_program_that_reads_streams_is_trained_as_any_other(program: Any) -> None:
@@ -125,11 +134,15 @@ async def test_a_program_is_told_its_task_and_never_the_answer(program: Any) -> 
     assert "secret" not in told
 
 
-async def test_columns_that_json_lacks_are_told_as_json_or_fail_their_episode(program: Any) -> None:
+async def test_columns_that_json_lacks_are_told_as_json_or_fail_their_episode(
+    program: Any,
+) -> None:
     spec = program('ask({"role": "user", "content": json.dumps(task["info"])})')
     told = {"day": date(2024, 5, 1), "price": Decimal("1.50"), "odd": "\ud83d"}
     for info, status in ((told, "terminated"), ({"raw": b"\x89PNG"}, "failed(data)")):
-        async with host(scripted(lambda request: say("ok")), max_prompt_tokens=500) as parts:
+        async with host(
+            scripted(lambda request: say("ok")), max_prompt_tokens=500
+        ) as parts:
             trajectory = await run_episode(parts, replace(TASK, info=info), KEY, env=spec)
         assert str(trajectory.status) == status
         if status == "terminated":
@@ -144,7 +157,9 @@ async def test_the_rubric_scores_what_the_program_did(program: Any) -> None:
     assert trajectory.rewards == {"length_reward": 2.0}
 
 
-async def test_a_program_without_a_reward_fails_where_nothing_else_gives_one(program: Any) -> None:
+async def test_a_program_without_a_reward_fails_where_nothing_else_gives_one(
+    program: Any,
+) -> None:
     trajectory = await play(program('ask(*task["messages"])'), rubric=Rubric([]))
     assert (str(trajectory.status), trajectory.reward) == ("failed(reward)", None)
 
@@ -180,7 +195,10 @@ async def test_a_program_that_is_not_there_or_not_executable_is_a_mistake_of_the
 ) -> None:
     (tmp_path / "agent.sh").write_text("#!/bin/sh\n")
     trajectory = await play(AgentProgramSpec((name,), cwd=str(tmp_path)))
-    assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(config)", False)
+    assert (str(trajectory.status), trajectory.info["retryable"]) == (
+        "failed(config)",
+        False,
+    )
     assert f"AgentProgramSpec.command=[{name!r}]" in trajectory.status.detail
 
 
@@ -190,7 +208,10 @@ async def test_a_program_that_ran_out_of_room_was_cut_by_the_policy(program: Any
         ask(*task["messages"], said, {"role": "user", "content": "x" * 500})
     """)
     trajectory = await play(spec, max_response_tokens=100)
-    assert (str(trajectory.status), trajectory.reward) == ("truncated(max_response_tokens)", 2.0)
+    assert (str(trajectory.status), trajectory.reward) == (
+        "truncated(max_response_tokens)",
+        2.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,7 +238,9 @@ async def test_a_program_that_cannot_go_on_from_what_the_policy_said_was_cut_by_
 async def test_a_program_does_not_send_its_traces_to_openai(
     program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = program('ask({"role": "user", "content": os.environ["OPENAI_AGENTS_DISABLE_TRACING"]})')
+    spec = program(
+        'ask({"role": "user", "content": os.environ["OPENAI_AGENTS_DISABLE_TRACING"]})'
+    )
     assert (await play(spec)).turns[0].observed[0]["content"] == "1"
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "0")
     assert (await play(spec)).turns[0].observed[0]["content"] == "0"
@@ -265,7 +288,10 @@ async def test_a_program_that_asks_too_often_is_cut(program: Any) -> None:
 async def test_an_engine_that_fails_is_not_the_programs_fault(program: Any) -> None:
     engine = scripted(lambda request: say("ok"), failures={0: EngineError("gone")})
     trajectory = await play(program('ask(*task["messages"])'), engine)
-    assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(engine)", True)
+    assert (str(trajectory.status), trajectory.info["retryable"]) == (
+        "failed(engine)",
+        True,
+    )
 
 
 async def test_a_program_that_hangs_is_ended_with_all_that_it_started(
@@ -279,7 +305,10 @@ async def test_a_program_that_hangs_is_ended_with_all_that_it_started(
         time.sleep(600)
     """)
     trajectory = await play(spec, episode_timeout_s=3.0)
-    assert (str(trajectory.status), trajectory.reward) == ("truncated(episode_timeout)", 2.0)
+    assert (str(trajectory.status), trajectory.reward) == (
+        "truncated(episode_timeout)",
+        2.0,
+    )
     for pid in (tmp_path / "pids").read_text().split():
         await until_async(lambda pid=pid: not is_alive(pid))
 
@@ -331,7 +360,9 @@ def test_a_group_that_is_cancelled_ends_its_programs(program: Any, tmp_path: Pat
     spec = program(
         'open("pid", "w").write(str(os.getpid())); ask(*task["messages"]); time.sleep(600)'
     )
-    runner = EpisodeRunner(replace(rollout_spec(), env=spec), scripted(lambda request: say("ok")))
+    runner = EpisodeRunner(
+        replace(rollout_spec(), env=spec), scripted(lambda request: say("ok"))
+    )
     try:
         runner.submit([GroupRequest(0, TASK, 1)])
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
@@ -378,7 +409,9 @@ async def test_a_program_can_be_examined_with_the_model_of_a_server(program: Any
     ) as server:
         engine = OpenAIEngine(ChatServerSpec(server.url, "m"))
         async with host(engine, rubric=Rubric([])) as parts:
-            trajectory = await run_episode(replace(parts, renderer=None), TASK, KEY, env=spec)
+            trajectory = await run_episode(
+                replace(parts, renderer=None), TASK, KEY, env=spec
+            )
         await engine.close()
     assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
     assert [turn.text for turn in trajectory.turns] == ["fine"]

@@ -22,8 +22,12 @@ async def test_the_episode_draws_as_it_was_told_whatever_a_request_asks() -> Non
 
 async def test_a_request_of_no_episode_is_drawn_as_it_asks_and_kept_nowhere() -> None:
     async with serving([say("ok")]) as served:
-        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
-        made = await client.chat.completions.create(model="policy", messages=[HI], temperature=0.25)  # type: ignore[list-item]
+        client = openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="none", max_retries=0
+        )
+        made = await client.chat.completions.create(
+            model="policy", messages=[HI], temperature=0.25
+        )  # type: ignore[list-item]
         await client.close()
     assert made.choices[0].message.content == "ok"
     assert served.engine.requests[0].sampling.temperature == 0.25
@@ -33,7 +37,9 @@ async def test_a_request_of_no_episode_is_drawn_as_it_asks_and_kept_nowhere() ->
 async def test_the_key_names_the_episode_where_the_url_does_not() -> None:
     async with serving([say("one")]) as served:
         episode = await served.open()
-        client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=episode.id, max_retries=0)
+        client = openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key=episode.id, max_retries=0
+        )
         await client.chat.completions.create(model="policy", messages=[HI])  # type: ignore[list-item]
         await client.close()
         trajectory = await episode.end()
@@ -111,7 +117,10 @@ async def test_an_unknown_episode_is_named() -> None:
         response = await served.http.post(
             "/episodes/nobody/v1/chat/completions", json={"messages": [HI]}
         )
-    assert (response.status_code, response.json()["error"]["code"]) == (404, "no_such_episode")
+    assert (response.status_code, response.json()["error"]["code"]) == (
+        404,
+        "no_such_episode",
+    )
 
 
 async def test_health_and_models_say_what_is_served() -> None:
@@ -123,7 +132,9 @@ async def test_health_and_models_say_what_is_served() -> None:
     assert [model["id"] for model in models["data"]] == ["scripted"]
 
 
-async def test_the_urls_of_an_episode_are_those_by_which_its_client_reaches_the_endpoint() -> None:
+async def test_the_urls_of_an_episode_are_those_by_which_its_client_reaches_the_endpoint() -> (
+    None
+):
     async with serving([say("ok")]) as served:
         by_name = served.url.replace("127.0.0.1", "localhost")
         opened = (await served.http.post(f"{by_name}/episodes", json={})).json()

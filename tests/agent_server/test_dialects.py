@@ -76,7 +76,9 @@ def told(trajectory: Trajectory) -> list[Any]:
         [(one.call, one.problem, one.result and one.result.content) for one in turn.calls]
         for turn in turns
     ]
-    said = [(turn.parent, turn.observed, turn.message, turn.text, turn.info) for turn in turns]
+    said = [
+        (turn.parent, turn.observed, turn.message, turn.text, turn.info) for turn in turns
+    ]
     return [laid_out(trajectory), said, calls, trajectory.info.get("restarts")]
 
 
@@ -126,7 +128,9 @@ def reason(answer: Any) -> str:
 
 @in_each_dialect
 @pytest.mark.parametrize("body", [b"{", b"[1]", b'{"model": "\\ud800'])
-async def test_a_body_that_is_no_json_object_is_refused(speak: type[Speaker], body: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_refused(
+    speak: type[Speaker], body: bytes
+) -> None:
     async with serving([say("ok")], **ROOM) as served:
         refused = await post(await served.open(), speak, body)
     assert (refused.status_code, "the body must be" in reason(refused)) == (400, True)
@@ -174,7 +178,9 @@ async def test_the_form_of_another_dialect_is_refused(
 
 
 @in_each_dialect
-async def test_a_result_of_a_call_that_was_never_made_is_refused(speak: type[Speaker]) -> None:
+async def test_a_result_of_a_call_that_was_never_made_is_refused(
+    speak: type[Speaker],
+) -> None:
     async with serving([say("ok")], **ROOM) as served:
         speaker = speak()
         speaker.user("hi")
@@ -188,7 +194,8 @@ async def test_a_result_of_a_call_that_was_never_made_is_refused(speak: type[Spe
 
 
 PIXEL = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1Pe"
+    "AAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
 IMAGES = {
     "chat/completions": lambda kind: {
@@ -210,7 +217,9 @@ def test_an_image_is_the_same_in_each_dialect() -> None:
     chats = []
     for speak in SPEAKERS:
         speaker = speak()
-        speaker.history.append({"role": "user", "content": [IMAGES[speak.answer.path]("png")]})
+        speaker.history.append(
+            {"role": "user", "content": [IMAGES[speak.answer.path]("png")]}
+        )
         chats.append(speak.answer(Asked(speaker.body())).chat)
     (image,) = chats[0].messages[0]["content"]
     assert image["image"].sha256
@@ -251,7 +260,9 @@ async def test_a_client_that_leaves_its_stream_ends_its_turn(speak: type[Speaker
 
 
 @in_each_dialect
-async def test_unknown_keys_and_types_of_tools_are_noted_or_refused(speak: type[Speaker]) -> None:
+async def test_unknown_keys_and_types_of_tools_are_noted_or_refused(
+    speak: type[Speaker],
+) -> None:
     odd = {"mystery": "x" * 1000, "metadata": {"a": 1}}
     body = said(speak, tools=ADD, **odd)
     body["tools"] += [{"type": "web_search"}, {"type": "namespace", "name": "agents"}]
@@ -264,7 +275,9 @@ async def test_unknown_keys_and_types_of_tools_are_noted_or_refused(speak: type[
     assert ignored["metadata"] == {"a": 1}
     assert len(ignored["mystery"]) < 300
     assert turn.offered_tools is not None
-    assert [tool["function"]["name"] for tool in json.loads(turn.offered_tools.data)] == ["add"]
+    assert [tool["function"]["name"] for tool in json.loads(turn.offered_tools.data)] == [
+        "add"
+    ]
     async with serving([say("ok")], strict_keys=True, **ROOM) as served:
         episode = await served.open()
         refused = await post(episode, speak, body)

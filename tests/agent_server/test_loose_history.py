@@ -60,7 +60,9 @@ class Harness:
     def __init__(self, seed: int, system: str = "be  kind") -> None:
         self.rng = random.Random(seed)
         self.history: list[dict[str, Any]] = [{"role": "system", "content": system}]
-        self.new: list[dict[str, Any]] = [{"role": "user", "content": self.rng.choice(USER)}]
+        self.new: list[dict[str, Any]] = [
+            {"role": "user", "content": self.rng.choice(USER)}
+        ]
 
     def hear(self, message: Any) -> None:
         wire = json.loads(json.dumps(to_wire(message, reasoning=True)))
@@ -121,7 +123,9 @@ class Harness:
     def _spaced(self, message: dict[str, Any]) -> set[str]:
         if self.rng.random() < 0.6:
             return set()
-        message["content"] = " " + message["content"].replace("\n", " ").replace(" ", " \n") + "\t"
+        message["content"] = (
+            " " + message["content"].replace("\n", " ").replace(" ", " \n") + "\t"
+        )
         return {"white_space"}
 
 
@@ -242,7 +246,10 @@ def turned(history: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("what", "cause"),
     [
-        *((what, "edited") for what in ("words", "thoughts", "name", "value", "text", "result")),
+        *(
+            (what, "edited")
+            for what in ("words", "thoughts", "name", "value", "text", "result")
+        ),
         ("system", "sub_agent"),
         ("tools", "sub_agent"),
         ("dropped", "compaction"),

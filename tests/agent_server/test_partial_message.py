@@ -26,7 +26,11 @@ from agentrl.types import Message, ParsedMessage, ToolSpec
 from agentrl.types.messages import opened_thoughts
 from tests.rollouts.bytewise import BytewiseRenderer, ids
 
-TOOLS = (ToolSpec("add", "", {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}}),)
+TOOLS = (
+    ToolSpec(
+        "add", "", {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}}
+    ),
+)
 WORDS = [
     "so",
     " ",
@@ -45,7 +49,9 @@ WORDS = [
 
 
 def hermes(arguments: dict[str, object]) -> str:
-    return f"<tool_call>\n{json.dumps({'name': 'add', 'arguments': arguments})}\n</tool_call>"
+    return (
+        f"<tool_call>\n{json.dumps({'name': 'add', 'arguments': arguments})}\n</tool_call>"
+    )
 
 
 def glm(arguments: dict[str, object]) -> str:
@@ -86,20 +92,30 @@ def completion(name: str, rng: random.Random) -> str:
 
     def text() -> str:
         return "".join(
-            rng.choices([word for word in words if "tool_call>" not in word], k=rng.randrange(4))
+            rng.choices(
+                [word for word in words if "tool_call>" not in word], k=rng.randrange(4)
+            )
         )
 
     def call() -> str:
         value = "".join(rng.choices(words, k=rng.randrange(3)))
-        return FORMATS[name]({"a": rng.randrange(99), "b": value} if rng.random() < 0.7 else {})
+        return FORMATS[name](
+            {"a": rng.randrange(99), "b": value} if rng.random() < 0.7 else {}
+        )
 
     if name == "harmony":
-        thoughts = f"<|channel|>analysis<|message|>{text()}<|end|>" if rng.random() < 0.5 else ""
+        thoughts = (
+            f"<|channel|>analysis<|message|>{text()}<|end|>" if rng.random() < 0.5 else ""
+        )
         said = f"<|start|>assistant<|channel|>final<|message|>{text()}"
         return thoughts + (call() if rng.random() < 0.5 else said)
     thoughts = f"<think>\n{text()}\n</think>\n\n" if rng.random() < 0.5 else ""
     calls = [call() for _ in range(rng.randrange(2 if name == "llama" else 4))]
-    return thoughts + "".join(text() + made for made in calls) + (text() if name != "llama" else "")
+    return (
+        thoughts
+        + "".join(text() + made for made in calls)
+        + (text() if name != "llama" else "")
+    )
 
 
 def told(whole: Message, part: Message) -> bool:
@@ -135,7 +151,9 @@ def test_words_are_read_as_they_come(name: str) -> None:
 @pytest.mark.parametrize("name", ["hermes", "glm", "deepseek"])
 def test_a_closed_call_is_read_before_what_follows_it(name: str) -> None:
     text = FORMATS[name]({"a": 1})
-    part = PartialMessage(load_parser(name), TOOLS).read(f"so {text}\n{text[: len(text) // 2]}")
+    part = PartialMessage(load_parser(name), TOOLS).read(
+        f"so {text}\n{text[: len(text) // 2]}"
+    )
     assert part is not None
     assert [call.arguments for call in part.tool_calls] == [{"a": 1}]
 
@@ -178,7 +196,8 @@ def test_nothing_is_told_of_a_format_that_does_not_say_how_it_is_marked() -> Non
 def test_a_mark_is_settled_when_it_is_whole() -> None:
     marks = Marks(opens=("<a>",), closes=("</a>",))
     assert [
-        stable_length(text, marks) for text in ("x<", "x<a", "x<a>", "x<a>y", "x<a>y</a>", "x<b")
+        stable_length(text, marks)
+        for text in ("x<", "x<a", "x<a>", "x<a>y", "x<a>y</a>", "x<b")
     ] == [1, 1, 1, 1, 9, 3]
 
 

@@ -48,7 +48,9 @@ async def test_a_recorded_program_plays_one_sequence(name: str) -> None:
         episode = await served.open()
         for request in recorded(name):
             url = f"/episodes/{episode.id}{request['path']}"
-            answer = await served.http.post(url, json=request["body"], headers=request["headers"])
+            answer = await served.http.post(
+                url, json=request["body"], headers=request["headers"]
+            )
             assert answer.status_code == 200, answer.text
             answers.append(answer.text)
         trajectory = await episode.end()

@@ -51,7 +51,10 @@ class Sum(BaseModel):
     total: int
 
 
-FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": Sum.model_json_schema()}}
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "sum", "schema": Sum.model_json_schema()},
+}
 
 
 def prompt(served: Serving, number: int = 0) -> str:
@@ -72,7 +75,10 @@ def breaches(trajectory: Trajectory) -> list[str]:
         ("required", "hi\n\nCall a tool."),
         (NAMED, "hi\n\nCall the tool add."),
         (
-            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [NAMED]},
+            },
             "Call the tool add.",
         ),
         (
@@ -81,7 +87,9 @@ def breaches(trajectory: Trajectory) -> list[str]:
         ),
     ],
 )
-async def test_a_tool_choice_in_any_form_is_told_to_the_model(choice: Any, words: str) -> None:
+async def test_a_tool_choice_in_any_form_is_told_to_the_model(
+    choice: Any, words: str
+) -> None:
     async with serving([say("ok")], **ROOM) as served:
         episode = await served.open()
         await episode.say(HI, tools=[ADD], tool_choice=choice)
@@ -94,7 +102,10 @@ async def test_a_tool_choice_in_any_form_is_told_to_the_model(choice: Any, words
         ({"tool_choice": "required"}, "needs tools"),
         ({"tool_choice": "sometimes", "tools": [ADD]}, "tool_choice must be"),
         (
-            {"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [ADD]},
+            {
+                "tool_choice": {"type": "function", "function": {"name": "sub"}},
+                "tools": [ADD],
+            },
             "names 'sub'",
         ),
         (
@@ -102,7 +113,10 @@ async def test_a_tool_choice_in_any_form_is_told_to_the_model(choice: Any, words
             "tool_choice must be",
         ),
         (
-            {"tool_choice": {"type": "allowed_tools", "allowed_tools": "add"}, "tools": [ADD]},
+            {
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": "add"},
+                "tools": [ADD],
+            },
             "tool_choice must be",
         ),
         (
@@ -143,13 +157,22 @@ async def test_a_demand_that_still_holds_is_not_said_again_and_one_that_ends_is_
     script = [say(call("add", a=1)), say(call("add", a=2)), say("3")]
     async with serving(script, **ROOM) as served:
         episode = await served.open()
-        history = [HI, *answer(await episode.say(HI, tools=[ADD], tool_choice="required"), "one")]
-        history += answer(await episode.say(*history, tools=[ADD], tool_choice="required"), "two")
+        history = [
+            HI,
+            *answer(await episode.say(HI, tools=[ADD], tool_choice="required"), "one"),
+        ]
+        history += answer(
+            await episode.say(*history, tools=[ADD], tool_choice="required"), "two"
+        )
         await episode.say(*history, tools=[ADD])
         trajectory = await episode.end()
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
     observed = [turn.observed[-1]["content"] for turn in trajectory.turns]
-    assert observed == ["hi\n\nCall a tool.", "one", "two\n\nYou may call a tool, or answer."]
+    assert observed == [
+        "hi\n\nCall a tool.",
+        "one",
+        "two\n\nYou may call a tool, or answer.",
+    ]
     assert_true(trajectory, served.engine)
 
 
@@ -203,7 +226,11 @@ async def test_a_breach_is_given_as_it_is_and_noted(
     ("schema", "text", "fault"),
     [
         ('{"type": "object"}', "[" * 100_000, "nested by more than 128 levels"),
-        ('{"$ref": "http://127.0.0.1:9/schema"}', "{}", "which is not in it"),  # nothing is fetched
+        (
+            '{"$ref": "http://127.0.0.1:9/schema"}',
+            "{}",
+            "which is not in it",
+        ),  # nothing is fetched
         ('{"$ref": "#"}', "{}", "refers to itself without an end"),
         ('{"type": "string", "pattern": "("}', '"a"', "is no JSON Schema at"),
         (
@@ -212,18 +239,28 @@ async def test_a_breach_is_given_as_it_is_and_noted(
             f'"{"a" * 80}!"',
             "takes too long",
         ),
-        ('{"type": "object", "additionalProperties": false}', '{"a": 1}', "additionalProperties"),
+        (
+            '{"type": "object", "additionalProperties": false}',
+            '{"a": 1}',
+            "additionalProperties",
+        ),
         ('{"type": "object"}', "{}", ""),
     ],
 )
-async def test_no_schema_and_no_text_stops_the_check(schema: str, text: str, fault: str) -> None:
+async def test_no_schema_and_no_text_stops_the_check(
+    schema: str, text: str, fault: str
+) -> None:
     found = await schema_fault(schema, text)
     assert bool(found) == bool(fault)
     assert re.search(fault, found)
 
 
-async def test_of_parallel_calls_that_were_not_asked_for_the_client_is_told_the_first() -> None:
-    async with serving([say(call("add", a=1) + call("add", a=2)), say("x")], **ROOM) as served:
+async def test_of_parallel_calls_that_were_not_asked_for_the_client_is_told_the_first() -> (
+    None
+):
+    async with serving(
+        [say(call("add", a=1) + call("add", a=2)), say("x")], **ROOM
+    ) as served:
         episode = await served.open()
         first = await episode.say(HI, tools=[ADD], parallel_tool_calls=False)
         await episode.say(HI, *answer(first, "one"), tools=[ADD], parallel_tool_calls=False)
@@ -235,7 +272,9 @@ async def test_of_parallel_calls_that_were_not_asked_for_the_client_is_told_the_
     not_run = "This call was not run, since it was not asked for."
     given = served.engine.requests[1].token_ids.tolist()
     assert ids(TOOL, "one", END, TOOL, not_run) == given[-len(not_run) - 8 : -2]
-    assert [record.result.content for record in trajectory.turns[0].calls if record.result] == [
+    assert [
+        record.result.content for record in trajectory.turns[0].calls if record.result
+    ] == [
         "one",
         not_run,
     ]
@@ -273,14 +312,21 @@ async def test_a_stream_keeps_back_the_calls_that_were_not_asked_for() -> None:
             stream=True,
         )
         deltas = [chunk.choices[0].delta async for chunk in stream]
-    assert [c.function.arguments for d in deltas for c in d.tool_calls or []] == ['{"a": 1}']
+    assert [c.function.arguments for d in deltas for c in d.tool_calls or []] == [
+        '{"a": 1}'
+    ]
 
 
 async def test_what_is_harmless_is_ignored_and_noted() -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()
         await episode.say(
-            HI, reasoning_effort="low", verbosity="low", temperature=0.5, top_p=1.0, user="me"
+            HI,
+            reasoning_effort="low",
+            verbosity="low",
+            temperature=0.5,
+            top_p=1.0,
+            user="me",
         )
         trajectory = await episode.end()
     assert trajectory.turns[0].info == {
@@ -297,7 +343,9 @@ async def test_words_stand_behind_the_parts_of_a_message() -> None:
     async with serving([say("ok")], **ROOM) as served:
         episode = await served.open()
         parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
-        await episode.say({"role": "user", "content": parts}, tools=[ADD], tool_choice="required")
+        await episode.say(
+            {"role": "user", "content": parts}, tools=[ADD], tool_choice="required"
+        )
         assert (
             ids(USER, "hi\n\nCall a tool.", END)
             == served.engine.requests[0].token_ids.tolist()[5:-1]
@@ -308,7 +356,8 @@ async def test_a_model_is_found_by_any_name_that_a_request_may_use() -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()
         names = [
-            (await episode.client.models.retrieve(name)).id for name in ("policy", "meta/any-8B")
+            (await episode.client.models.retrieve(name)).id
+            for name in ("policy", "meta/any-8B")
         ]
     assert names == ["policy", "meta/any-8B"]
 
@@ -322,7 +371,11 @@ class Grammars(ScriptedEngine):
 
 @pytest.mark.parametrize(
     ("settings", "forced"),
-    [({}, True), ({"tools": [ADD], "tool_choice": "none"}, True), ({"tools": [ADD]}, False)],
+    [
+        ({}, True),
+        ({"tools": [ADD], "tool_choice": "none"}, True),
+        ({"tools": [ADD]}, False),
+    ],
 )
 async def test_an_engine_that_has_grammars_is_given_the_schema_where_nothing_is_trained(
     settings: dict[str, Any], forced: bool
@@ -343,7 +396,9 @@ async def test_a_grammar_is_never_given_to_an_episode_that_is_trained() -> None:
         TurnGenerator(parts, TrajectoryBuilder(KEY, TASK), spec.episode.sampling)
     )
     await episode.complete(
-        StreamWriter(CompletionAnswer(Asked({"messages": [HI], "response_format": FORMAT})).chat)
+        StreamWriter(
+            CompletionAnswer(Asked({"messages": [HI], "response_format": FORMAT})).chat
+        )
     )
     assert parts.engine.requests[0].sampling.json_schema == ""  # type: ignore[attr-defined]
 

@@ -28,7 +28,10 @@ async def test_a_turn_too_many_truncates_the_episode() -> None:
             await episode.say(HI)
         await asyncio.wait_for(ended(served), DEADLINE_S)
     assert caught.value.code == "max_turns"
-    assert (str(served.kept[0].status), served.kept[0].reward) == ("truncated(max_turns)", 2.0)
+    assert (str(served.kept[0].status), served.kept[0].reward) == (
+        "truncated(max_turns)",
+        2.0,
+    )
 
 
 async def test_an_engine_that_fails_fails_the_episode() -> None:
@@ -66,7 +69,10 @@ async def test_silence_ends_an_episode() -> None:
         await episode.say(HI)
         await asyncio.wait_for(ended(served), DEADLINE_S)
         assert (await episode.post("reward", reward=1.0)).status_code == 410
-    assert (str(served.kept[0].status), served.kept[0].reward) == ("truncated(idle_timeout)", 2.0)
+    assert (str(served.kept[0].status), served.kept[0].reward) == (
+        "truncated(idle_timeout)",
+        2.0,
+    )
 
 
 async def test_an_episode_that_nobody_played_is_cancelled_by_silence() -> None:
@@ -175,7 +181,9 @@ async def test_no_turn_is_made_while_an_episode_that_ran_out_of_time_is_scored()
         asked.set()
 
     engine = scripted(lambda request: say("ok"), latency=slow)
-    async with serving(engine, rubric=Rubric([slowly_counted]), episode_timeout_s=1.0) as served:
+    async with serving(
+        engine, rubric=Rubric([slowly_counted]), episode_timeout_s=1.0
+    ) as served:
         episode = await served.open()
         await episode.say(HI)
         with pytest.raises(openai.APIStatusError):
@@ -203,7 +211,9 @@ async def test_a_reward_of_a_whole_group_is_refused_by_name() -> None:
     def best_of_all(views: Sequence[EpisodeView]) -> list[float]:
         return [1.0 for _ in views]
 
-    with pytest.raises(ConfigError, match=r"RolloutSpec\.rubric: 'best_of_all' scores .* leave it"):
+    with pytest.raises(
+        ConfigError, match=r"RolloutSpec\.rubric: 'best_of_all' scores .* leave it"
+    ):
         async with serving([say("ok")], rubric=Rubric([best_of_all])):
             pass
 

@@ -97,7 +97,10 @@ class Agent:
         self.wrongly_told: list[str] = []
         names = ("find", "run_it") if with_tools and rng.random() < 0.7 else ()
         self.tools = [
-            {"type": "function", "function": {"name": name, "description": f"Does {self._text()}."}}
+            {
+                "type": "function",
+                "function": {"name": name, "description": f"Does {self._text()}."},
+            }
             for name in names
         ]
 
@@ -120,7 +123,9 @@ class Agent:
         ]
         said = answered or [{"role": "user", "content": f"Q{self._text()}"}]
         asked = json.loads(
-            json.dumps({"messages": [*self.history, *said], "tools": self.tools, "stream": True})
+            json.dumps(
+                {"messages": [*self.history, *said], "tools": self.tools, "stream": True}
+            )
         )
         request = CompletionAnswer(Asked(asked)).chat
         stream = StreamWriter(request)
@@ -202,7 +207,9 @@ class Served:
         key = EpisodeKey(number, int(faithful))
         builder = TrajectoryBuilder(key, Task("t"))
         episode = ServedEpisode(TurnGenerator(parts, builder, spec.episode.sampling))
-        agent = Agent(episode, rng, self.markers, with_tools=self.variant.tools, faithful=faithful)
+        agent = Agent(
+            episode, rng, self.markers, with_tools=self.variant.tools, faithful=faithful
+        )
         await agent.play()
         episode.finish()
         builder.reward = 0.0
@@ -213,8 +220,13 @@ class Served:
                 books.given[request],
                 books.made[request],
             )
-        faults = token_mismatches(trajectory, "t", books) + mask_errors(trajectory, "t", books)
-        return trajectory, [*faults, *(agent.wrongly_told if self.variant.name != "gptoss" else ())]
+        faults = token_mismatches(trajectory, "t", books) + mask_errors(
+            trajectory, "t", books
+        )
+        return trajectory, [
+            *faults,
+            *(agent.wrongly_told if self.variant.name != "gptoss" else ()),
+        ]
 
 
 async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cut(
@@ -226,9 +238,13 @@ async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cu
     engine = SpeakingEngine(
         [ids.tolist()], lambda n: asyncio.sleep(0), vocab_size=served.vocab_size
     )
-    parts = EpisodeContext(spec, engine, served.renderer, served.parser, spec.rubric.build())
+    parts = EpisodeContext(
+        spec, engine, served.renderer, served.parser, spec.rubric.build()
+    )
     episode = ServedEpisode(
-        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling)
+        TurnGenerator(
+            parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling
+        )
     )
     agent = Agent(episode, random.Random(0), ["<think>"], with_tools=False, faithful=True)
     agent.tools = []
@@ -242,7 +258,9 @@ async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cu
     assert turn.text == "The answer may be 42"
 
 
-async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:
+async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(
+    tmp_path: Path,
+) -> None:
     served = Served("qwen3_instruct", tmp_path)
     spec = served.spec(random.Random(0))
     parts = EpisodeContext(
@@ -253,13 +271,17 @@ async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path:
         spec.rubric.build(),
     )
     episode = ServedEpisode(
-        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling)
+        TurnGenerator(
+            parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling
+        )
     )
     with pytest.raises(PolicyApiError, match="half of a surrogate pair") as refused:
         await episode.complete(
             StreamWriter(
                 CompletionAnswer(
-                    Asked(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}'))
+                    Asked(
+                        json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}')
+                    )
                 ).chat
             )
         )
@@ -276,16 +298,26 @@ async def test_an_image_for_a_model_of_text_alone_is_refused_in_each_dialect(
 ) -> None:
     served = Served("qwen3_instruct", tmp_path)
     spec = served.spec(random.Random(0))
-    engine = SpeakingEngine(served.model, vocab_size=served.vocab_size, decode=served.decode)
-    parts = EpisodeContext(spec, engine, served.renderer, served.parser, spec.rubric.build())
+    engine = SpeakingEngine(
+        served.model, vocab_size=served.vocab_size, decode=served.decode
+    )
+    parts = EpisodeContext(
+        spec, engine, served.renderer, served.parser, spec.rubric.build()
+    )
     episode = ServedEpisode(
-        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling)
+        TurnGenerator(
+            parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.episode.sampling
+        )
     )
     for speak in SPEAKERS:
         speaker = speak()
-        speaker.history.append({"role": "user", "content": [IMAGES[speak.answer.path]("png")]})
+        speaker.history.append(
+            {"role": "user", "content": [IMAGES[speak.answer.path]("png")]}
+        )
         chat = speak.answer(Asked(speaker.body())).chat
-        with pytest.raises(PolicyApiError, match="1 images, and the model takes text alone") as no:
+        with pytest.raises(
+            PolicyApiError, match="1 images, and the model takes text alone"
+        ) as no:
             await episode.complete(StreamWriter(chat))
         assert no.value.status == 400
     assert engine.requests == []

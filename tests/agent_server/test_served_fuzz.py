@@ -72,7 +72,9 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
         "max_response_tokens": 5000,
         "context_tokens": 9000,
     }
-    parts = context_of(rollout_spec(renderer=BytewiseRenderer(rewrites=rewrites), **limits), engine)
+    parts = context_of(
+        rollout_spec(renderer=BytewiseRenderer(rewrites=rewrites), **limits), engine
+    )
     builder = TrajectoryBuilder(KEY, TASK)
     turns = TurnGenerator(parts, builder, parts.spec.episode.sampling)
     episode = ServedEpisode(turns)
@@ -94,10 +96,16 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
         history.append(
             {"role": rng.choice(["user", "user", "system"]), "content": rng.choice(WORDS)}
         )
-        tools = [{"type": "function", "function": {"name": "add"}}] if rng.random() < 0.1 else []
+        tools = (
+            [{"type": "function", "function": {"name": "add"}}]
+            if rng.random() < 0.1
+            else []
+        )
         try:
             made = await episode.complete(
-                StreamWriter(CompletionAnswer(Asked({"messages": history, "tools": tools})).chat)
+                StreamWriter(
+                    CompletionAnswer(Asked({"messages": history, "tools": tools})).chat
+                )
             )
         except PolicyApiError:
             return
@@ -152,7 +160,9 @@ async def repeat(seed: int) -> Trajectory:
         )
         history.append(to_wire(made.action.message))
         for number, asked in enumerate(history[-1].get("tool_calls", [])):
-            history.append({"role": "tool", "tool_call_id": asked["id"], "content": str(number)})
+            history.append(
+                {"role": "tool", "tool_call_id": asked["id"], "content": str(number)}
+            )
     await episode.close()
     return builder.finish(await episode.until_end())
 
@@ -210,7 +220,9 @@ async def repeat_items(seed: int) -> Trajectory:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 1 << 30))
-def test_an_agent_that_repeats_the_items_that_it_was_told_has_one_sequence(seed: int) -> None:
+def test_an_agent_that_repeats_the_items_that_it_was_told_has_one_sequence(
+    seed: int,
+) -> None:
     trajectory = asyncio.run(repeat_items(seed))
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1, 2, 3]
     assert len(trajectory.samples()) == 1

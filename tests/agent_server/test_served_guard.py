@@ -60,10 +60,14 @@ async def test_an_episodes_own_id_is_its_agents_secret(served: Serving) -> None:
     assert made.choices[0].message.content == "ok"
     unknown = await served.http.post("/episodes/1-0-0-x/v1/chat/completions", json={})
     assert unknown.status_code == 401
-    assert (await served.http.post(f"/episodes/{opened['id']}/end", json={})).status_code == 200
+    assert (
+        await served.http.post(f"/episodes/{opened['id']}/end", json={})
+    ).status_code == 200
 
 
-async def test_an_episodes_id_opens_its_own_routes_and_no_other_episode(served: Serving) -> None:
+async def test_an_episodes_id_opens_its_own_routes_and_no_other_episode(
+    served: Serving,
+) -> None:
     one = (await served.http.post("/episodes", json={}, headers=BEARER)).json()["id"]
     key = {"Authorization": f"Bearer {one}"}
 
@@ -73,7 +77,9 @@ async def test_an_episodes_id_opens_its_own_routes_and_no_other_episode(served: 
             await served.http.post("/episodes", json={}, headers=key),
             await served.http.post("/episodes", json={}, headers={"x-api-key": one}),
             await served.http.get("/health", headers=key),
-            await served.http.post("/episodes/x/v1/chat/completions", json=said, headers=key),
+            await served.http.post(
+                "/episodes/x/v1/chat/completions", json=said, headers=key
+            ),
             await served.http.head("/", headers=key),
             await served.http.get("/v1/models", headers=key),
             await served.http.post("/v1/chat/completions", json=said, headers=key),
@@ -110,7 +116,9 @@ async def test_a_body_is_bounded_whether_it_says_its_length_or_not(served: Servi
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST /episodes HTTP/1.1\r\nHost: {host}\r\nContent-Length: {10**12}\r\n"
     writer.write(f"{head}Authorization: {BEARER['Authorization']}\r\n\r\n".encode())
-    assert b"413" in await asyncio.wait_for(reader.readline(), DEADLINE_S)  # before any of it came
+    assert b"413" in await asyncio.wait_for(
+        reader.readline(), DEADLINE_S
+    )  # before any of it came
     writer.close()
     deep = await served.http.post("/episodes", content=b"[" * 10_000, headers=BEARER)
     assert (deep.status_code, "nested by more than" in deep.text) == (400, True)

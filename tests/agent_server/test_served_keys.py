@@ -82,9 +82,13 @@ async def test_a_client_that_asks_again_whatever_it_is_told_sees_the_cause() -> 
     async with serving(engine) as served:
         episode = await served.open()
         key = {"Authorization": f"Bearer {episode.id}"}
-        first = await served.http.post("/v1/chat/completions", json={"messages": [HI]}, headers=key)
+        first = await served.http.post(
+            "/v1/chat/completions", json={"messages": [HI]}, headers=key
+        )
         await asyncio.wait_for(ended(served), DEADLINE_S)
-        again = await served.http.post("/v1/chat/completions", json={"messages": [HI]}, headers=key)
+        again = await served.http.post(
+            "/v1/chat/completions", json={"messages": [HI]}, headers=key
+        )
     assert (first.status_code, again.status_code) == (503, 410)
     assert "the engine is gone" in again.json()["error"]["message"]
 
@@ -100,14 +104,18 @@ async def test_an_episode_that_ran_out_of_time_says_so_to_who_asks_again() -> No
 
 
 @pytest.mark.parametrize("body", [{}, {"reward": 1.0}, {"truncated": "gave_up"}])
-async def test_an_episode_that_never_asked_fails_however_it_is_ended(body: dict[str, Any]) -> None:
+async def test_an_episode_that_never_asked_fails_however_it_is_ended(
+    body: dict[str, Any],
+) -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()
         outcome = (await episode.post("end", **body)).json()
     assert (outcome["status"], outcome["reward"]) == ("failed(env)", None)
 
 
-async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown_one() -> None:
+async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown_one() -> (
+    None
+):
     spec = rollout_spec()
     parts = context_of(spec, scripted(lambda request: say("ok")))
     server = PolicyServer(parts.engine)
@@ -130,7 +138,9 @@ async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown
         async def status(key: str) -> int:
             headers = {"Authorization": f"Bearer {key}"}
             return (
-                await http.post("/v1/chat/completions", json={"messages": [HI]}, headers=headers)
+                await http.post(
+                    "/v1/chat/completions", json={"messages": [HI]}, headers=headers
+                )
             ).status_code
 
         statuses.append(await status(key))

@@ -11,7 +11,17 @@ import pytest
 from agentrl.agent_server.api.dialect import Asked
 from agentrl.agent_server.api.messages import MessageAnswer
 from tests.agent_server.served_policy import Episode, Serving, serving
-from tests.rollouts.bytewise import ASSISTANT, END, SYSTEM, USER, call, ids, laid_out, say, scripted
+from tests.rollouts.bytewise import (
+    ASSISTANT,
+    END,
+    SYSTEM,
+    USER,
+    call,
+    ids,
+    laid_out,
+    say,
+    scripted,
+)
 from tests.rollouts.speaking_engine import SpeakingEngine
 
 ROOM = {"max_prompt_tokens": 2000, "max_response_tokens": 3000, "context_tokens": 6000}
@@ -72,7 +82,11 @@ async def test_a_message_has_its_thoughts_text_and_calls_as_blocks_and_counts() 
     thoughts, text, use = made["content"]
     assert thoughts == {"type": "thinking", "thinking": "hm", "signature": ""}
     assert text == {"type": "text", "text": "so"}
-    assert (use["name"], use["input"], use["id"]) == ("add", {"a": 1}, turn.calls[0].call.id)
+    assert (use["name"], use["input"], use["id"]) == (
+        "add",
+        {"a": 1},
+        turn.calls[0].call.id,
+    )
     assert (made["stop_reason"], made["stop_sequence"]) == ("tool_use", None)
     assert (made["type"], made["role"], made["model"]) == ("message", "assistant", "policy")
     assert made["usage"]["input_tokens"] == sum(map(len, turn.segments[:-1]))
@@ -91,7 +105,9 @@ async def test_a_message_has_its_thoughts_text_and_calls_as_blocks_and_counts() 
 async def test_why_a_message_ends(
     said: str, settings: dict[str, Any], end: tuple[str, str | None], stream: bool
 ) -> None:
-    engine = scripted([say(said)], decode=lambda made: bytes(i for i in made if i < END).decode())
+    engine = scripted(
+        [say(said)], decode=lambda made: bytes(i for i in made if i < END).decode()
+    )
     async with serving(engine, **ROOM) as served:
         answer = await ask(await served.open(), HI, **settings, stream=stream)
     made = put_together(answer.text) if stream else answer.json()
@@ -119,7 +135,9 @@ async def test_a_stream_says_what_a_whole_message_says(said: str) -> None:
             for block in streamed["content"]
             if block["type"] == "tool_use"
         ]
-        await ask(episode, HI, made, {"role": "user", "content": results or "go on"}, tools=TOOLS)
+        await ask(
+            episode, HI, made, {"role": "user", "content": results or "go on"}, tools=TOOLS
+        )
         trajectory = await episode.end()
     assert [turn.parent for turn in trajectory.turns] == [None, None, 1]
     for kind, key in (("thinking", "thinking"), ("text", "text")):
@@ -129,7 +147,11 @@ async def test_a_stream_says_what_a_whole_message_says(said: str) -> None:
         )
         assert ours == theirs
     ours, theirs = (
-        [(block["name"], block["input"]) for block in one["content"] if block["type"] == "tool_use"]
+        [
+            (block["name"], block["input"])
+            for block in one["content"]
+            if block["type"] == "tool_use"
+        ]
         for one in (streamed, whole)
     )
     assert ours == theirs
@@ -144,20 +166,29 @@ async def test_a_turn_that_fails_once_it_has_begun_ends_its_stream_with_an_error
     assert "token consistency violated" in last["error"]["message"]
 
 
-@pytest.mark.parametrize("system", ["be kind", [{"type": "text", "text": "be "}, "kind"], None])
-async def test_the_systems_words_come_as_text_as_blocks_or_as_a_message(system: Any) -> None:
+@pytest.mark.parametrize(
+    "system", ["be kind", [{"type": "text", "text": "be "}, "kind"], None]
+)
+async def test_the_systems_words_come_as_text_as_blocks_or_as_a_message(
+    system: Any,
+) -> None:
     messages: list[Any] = [HI]
     if isinstance(system, list):
         system = [
-            part if isinstance(part, dict) else {"type": "text", "text": part} for part in system
+            part if isinstance(part, dict) else {"type": "text", "text": part}
+            for part in system
         ]
     if system is None:
-        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": "be kind"}]})
+        messages.insert(
+            0, {"role": "system", "content": [{"type": "text", "text": "be kind"}]}
+        )
     async with serving([say("ok")], **ROOM) as served:
         episode = await served.open()
         await ask(episode, *messages, **({"system": system} if system else {}))
         trajectory = await episode.end()
-    assert laid_out(trajectory)[0][0][1] == ids(SYSTEM, "be kind", END, USER, "hi", END, ASSISTANT)
+    assert laid_out(trajectory)[0][0][1] == ids(
+        SYSTEM, "be kind", END, USER, "hi", END, ASSISTANT
+    )
 
 
 async def test_thoughts_are_given_back_or_dropped_and_a_split_turn_is_one() -> None:
@@ -168,7 +199,9 @@ async def test_thoughts_are_given_back_or_dropped_and_a_split_turn_is_one() -> N
         result = {
             "type": "tool_result",
             "tool_use_id": blocks[-1]["id"],
-            "content": [{"type": "text", "text": "3", "cache_control": {"type": "ephemeral"}}],
+            "content": [
+                {"type": "text", "text": "3", "cache_control": {"type": "ephemeral"}}
+            ],
         }
         back = {"role": "user", "content": [result, {"type": "text", "text": "go on"}]}
         hidden = {"type": "redacted_thinking", "data": "x"}
@@ -223,18 +256,33 @@ async def test_what_a_harness_sends_beside_it_is_noted_and_a_format_is_a_demand(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tools": [{"name": "add"}]}, "tools[0] must be a tool with a name and an input_schema"),
+        (
+            {"tools": [{"name": "add"}]},
+            "tools[0] must be a tool with a name and an input_schema",
+        ),
         ({"tool_choice": {"type": "some"}}, "tool_choice must be of type auto"),
         ({"stop_sequences": "#"}, "stop_sequences must be"),
         ({"output_config": 1}, "output_config must be an object"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "a tool_result block of the user"),
-        ({"messages": [{"role": "user", "content": 3}]}, "must be text or a list of blocks"),
-        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "got type 'video'"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "a tool_result block of the user",
+        ),
+        (
+            {"messages": [{"role": "user", "content": 3}]},
+            "must be text or a list of blocks",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            "got type 'video'",
+        ),
         (
             {"messages": [HI, {"role": "system", "content": [{"type": "tool_removal"}]}]},
             "got type 'tool_removal'",
         ),
-        ({"messages": [HI, {"role": "assistant", "content": "x"}]}, "got an assistant message"),
+        (
+            {"messages": [HI, {"role": "assistant", "content": "x"}]},
+            "got an assistant message",
+        ),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "image"}]}, HI]},
             "of the assistant must be a block",
@@ -252,14 +300,22 @@ async def test_what_a_harness_sends_beside_it_is_noted_and_a_format_is_a_demand(
             },
             "nothing is fetched",
         ),
-        ({"headers": {"anthropic-version": "2031-01-01"}}, "anthropic-version must be 2023-06-01"),
+        (
+            {"headers": {"anthropic-version": "2031-01-01"}},
+            "anthropic-version must be 2023-06-01",
+        ),
     ],
 )
-async def test_what_cannot_be_read_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
+async def test_what_cannot_be_read_is_refused_by_name(
+    settings: dict[str, Any], words: str
+) -> None:
     async with serving([say("ok")], **ROOM) as served:
         refused = await ask(await served.open(), HI, **settings)
         assert served.engine.requests == []
-    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (
+        400,
+        "invalid_request_error",
+    )
     assert words in refused.json()["error"]["message"]
 
 
@@ -270,7 +326,9 @@ async def test_tokens_are_counted_whatever_the_models_name_and_no_turn_is_made()
         body = {"model": "another", "messages": [HI], "system": "be kind", "tools": TOOLS}
         path = "/v1/messages/count_tokens"
         own = await served.http.post(f"/episodes/{opened['id']}{path}", json=body)
-        by_key = await served.http.post(path, json=body, headers={"x-api-key": opened["id"]})
+        by_key = await served.http.post(
+            path, json=body, headers={"x-api-key": opened["id"]}
+        )
         alone = await served.http.post(path, json=body, headers=key)
         assert served.engine.requests == []
         made = await served.http.post(f"/episodes/{opened['id']}/v1/messages", json=body)
@@ -289,7 +347,9 @@ async def test_a_key_comes_as_anthropics_clients_send_it(
     guarded: Serving, key: str, status: int
 ) -> None:
     headers = {"x-api-key": key}
-    answer = await guarded.http.post("/v1/messages", json={"messages": [HI]}, headers=headers)
+    answer = await guarded.http.post(
+        "/v1/messages", json={"messages": [HI]}, headers=headers
+    )
     assert answer.status_code == status
     if status != 200:
         assert answer.json()["error"]["type"] == "authentication_error"

@@ -19,10 +19,17 @@ _CALLED = {
 }
 _USED = {"type": "tool_use", "id": "c", "name": "add", "input": {"a": "NUMBER"}}
 _RESULT = {"type": "tool_result", "tool_use_id": "c", "content": "3"}
-_BLOCKS = [HI, {"role": "assistant", "content": [_USED]}, {"role": "user", "content": [_RESULT]}]
+_BLOCKS = [
+    HI,
+    {"role": "assistant", "content": [_USED]},
+    {"role": "user", "content": [_RESULT]},
+]
 _ITEM = {"type": "function_call", "call_id": "c"} | _CALL
 _OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "3"}
-_PARAMETERS = {"type": "object", "properties": {"a": {"type": "number", "maximum": "NUMBER"}}}
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "number", "maximum": "NUMBER"}},
+}
 
 _BODIES: dict[str, dict[str, dict[str, Any]]] = {
     "chat/completions": {
@@ -33,7 +40,9 @@ _BODIES: dict[str, dict[str, dict[str, Any]]] = {
         },
         "a tool": {
             "messages": [HI],
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": _PARAMETERS}}],
+            "tools": [
+                {"type": "function", "function": {"name": "f", "parameters": _PARAMETERS}}
+            ],
         },
     },
     "responses": {
@@ -56,7 +65,9 @@ async def served() -> AsyncIterator[Serving]:
         yield endpoint
 
 
-async def post(served: Serving, path: str, body: dict[str, Any], number: str) -> tuple[int, str]:
+async def post(
+    served: Serving, path: str, body: dict[str, Any], number: str
+) -> tuple[int, str]:
     """The status and text of what is answered where ``number`` stands in the body."""
     raw = json.dumps(body).replace('"NUMBER"', number).encode()
     answer = await served.http.post(path, content=raw)
@@ -65,7 +76,8 @@ async def post(served: Serving, path: str, body: dict[str, Any], number: str) ->
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "NaN"])
 @pytest.mark.parametrize(
-    ("route", "where"), [(route, where) for route, bodies in _BODIES.items() for where in bodies]
+    ("route", "where"),
+    [(route, where) for route, bodies in _BODIES.items() for where in bodies],
 )
 async def test_a_body_with_such_a_number_is_no_json(
     served: Serving, route: str, where: str, number: str
@@ -94,7 +106,9 @@ async def test_no_task_and_no_end_has_one(served: Serving, number: str) -> None:
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
-async def test_an_integer_beyond_any_float_is_no_temperature(served: Serving, route: str) -> None:
+async def test_an_integer_beyond_any_float_is_no_temperature(
+    served: Serving, route: str
+) -> None:
     body = _BODIES[route]["temperature"]
     status, told = await post(served, f"/v1/{route}", body, f"1{'0' * 400}")
     assert status == 400

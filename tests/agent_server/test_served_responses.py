@@ -14,7 +14,17 @@ from pydantic import BaseModel
 from agentrl.types import Trajectory
 from tests.agent_server.served_policy import ADD, HI, Episode, assert_true, ended, serving
 from tests.kit.waiting import DEADLINE_S
-from tests.rollouts.bytewise import ASSISTANT, END, SYSTEM, TOOL, USER, call, ids, laid_out, say
+from tests.rollouts.bytewise import (
+    ASSISTANT,
+    END,
+    SYSTEM,
+    TOOL,
+    USER,
+    call,
+    ids,
+    laid_out,
+    say,
+)
 from tests.rollouts.speaking_engine import SpeakingEngine
 
 ROOM = {"max_prompt_tokens": 2000, "max_response_tokens": 3000, "context_tokens": 6000}
@@ -49,7 +59,11 @@ async def test_text_is_answered_with_a_message_and_counts() -> None:
         episode = await served.open()
         made = await respond(episode, "hi", instructions="be kind")
         trajectory = await episode.end()
-    assert (made.output_text, made.status, made.instructions) == ("ok", "completed", "be kind")
+    assert (made.output_text, made.status, made.instructions) == (
+        "ok",
+        "completed",
+        "be kind",
+    )
     assert (made.usage.input_tokens, made.usage.output_tokens) == (
         len("be kind") + len("hi") + 5,
         3,
@@ -61,13 +75,17 @@ async def test_text_is_answered_with_a_message_and_counts() -> None:
 async def test_an_agent_of_responses_leaves_the_tokens_that_one_of_chat_completions_leaves() -> (
     None
 ):
-    script = [say("<think>hm</think>so " + call("add", a=1, b=2) + call("add", a=3)), say("3")]
+    script = [
+        say("<think>hm</think>so " + call("add", a=1, b=2) + call("add", a=3)),
+        say("3"),
+    ]
     async with serving(script, **ROOM) as served:
         episode = await served.open()
         first = await episode.say(HI, tools=[ADD])
         history = [HI, first.model_dump(exclude_none=True)]
         history += [
-            {"role": "tool", "tool_call_id": made.id, "content": "x"} for made in first.tool_calls
+            {"role": "tool", "tool_call_id": made.id, "content": "x"}
+            for made in first.tool_calls
         ]
         await episode.say(*history, tools=[ADD])
         by_chat = await episode.end()
@@ -80,12 +98,16 @@ async def test_an_agent_of_responses_leaves_the_tokens_that_one_of_chat_completi
             "function_call",
             "function_call",
         ]
-        results = [result(made, "x") for made in first.output if made.type == "function_call"]
+        results = [
+            result(made, "x") for made in first.output if made.type == "function_call"
+        ]
         await respond(episode, [HI, *dumped(first.output), *results], tools=TOOLS)
         trajectory = await episode.end()
     assert laid_out(trajectory) == laid_out(by_chat)
     assert parents(trajectory) == [None, 0]
-    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == [
+    assert [
+        record.result and record.result.content for record in trajectory.turns[0].calls
+    ] == [
         "x",
         "x",
     ]
@@ -93,19 +115,25 @@ async def test_an_agent_of_responses_leaves_the_tokens_that_one_of_chat_completi
 
 @pytest.mark.parametrize("shape", ["text", "input_text", "parts"])
 async def test_a_result_may_come_in_any_shape(shape: str) -> None:
-    given: Any = {"text": "3", "input_text": [{"type": "input_text", "text": "3"}], "parts": []}[
-        shape
-    ]
+    given: Any = {
+        "text": "3",
+        "input_text": [{"type": "input_text", "text": "3"}],
+        "parts": [],
+    }[shape]
     if shape == "parts":
         given = [{"type": "input_text", "text": "3"}, {"type": "input_text", "text": "4"}]
     async with serving([say(call("add", a=1)), say("x")], **ROOM) as served:
         episode = await served.open()
         first = await respond(episode, "hi", tools=TOOLS)
         await respond(
-            episode, [HI, *dumped(first.output), result(first.output[0], given)], tools=TOOLS
+            episode,
+            [HI, *dumped(first.output), result(first.output[0], given)],
+            tools=TOOLS,
         )
         trajectory = await episode.end()
-    assert ("OBSERVATION", ids("34" if shape == "parts" else "3")) in laid_out(trajectory)[1]
+    assert ("OBSERVATION", ids("34" if shape == "parts" else "3")) in laid_out(trajectory)[
+        1
+    ]
 
 
 async def test_a_response_is_gone_on_with_by_its_id() -> None:
@@ -121,7 +149,11 @@ async def test_a_response_is_gone_on_with_by_its_id() -> None:
             previous_response_id=first.id,
         )
         await respond(
-            episode, "more", tools=TOOLS, instructions="be kind", previous_response_id=second.id
+            episode,
+            "more",
+            tools=TOOLS,
+            instructions="be kind",
+            previous_response_id=second.id,
         )
         trajectory = await episode.end()
     assert second.previous_response_id == first.id
@@ -164,7 +196,9 @@ async def test_an_id_of_another_episode_is_no_response_of_this_one() -> None:
 async def test_a_schema_of_the_text_is_honoured_and_parsed() -> None:
     async with serving([say('{"total": 3}')], **ROOM) as served:
         episode = await served.open()
-        made = await episode.client.responses.parse(model="policy", input="hi", text_format=Sum)
+        made = await episode.client.responses.parse(
+            model="policy", input="hi", text_format=Sum
+        )
         trajectory = await episode.end()
     assert made.output_parsed == Sum(total=3)
     assert '"total"' in str(trajectory.turns[0].observed[-1]["content"])
@@ -188,7 +222,9 @@ async def test_a_tool_choice_in_the_forms_of_responses(choice: Any) -> None:
         episode = await served.open()
         await respond(episode, "hi", tools=TOOLS, tool_choice=choice)
         trajectory = await episode.end()
-    assert trajectory.turns[0].info["breaches"] == ["tool_choice is required, called no tool"]
+    assert trajectory.turns[0].info["breaches"] == [
+        "tool_choice is required, called no tool"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +234,10 @@ async def test_a_tool_choice_in_the_forms_of_responses(choice: Any) -> None:
         ({"background": True}, "background must be False"),
         ({"conversation": "conv_1"}, "conversation is not supported"),
         ({"prompt": {"id": "p"}}, "prompt is not supported"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0. of type 'item_reference'"),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "input.0. of type 'item_reference'",
+        ),
         ({"input": []}, "must end with what the assistant is to answer"),
         ({"max_output_tokens": 0}, "max_output_tokens must be"),
         ({"text": {"format": {"type": "grammar"}}}, "format of the answer"),
@@ -227,7 +266,9 @@ async def test_what_is_harmless_is_ignored_and_noted() -> None:
     }
     async with serving([say("ok")], **ROOM) as served:
         episode = await served.open()
-        await respond(episode, "hi", store=False, include=["reasoning.encrypted_content"], **asked)
+        await respond(
+            episode, "hi", store=False, include=["reasoning.encrypted_content"], **asked
+        )
         trajectory = await episode.end()
     assert trajectory.turns[0].info["ignored"] == {
         "reasoning": {"effort": "low"},
@@ -252,7 +293,9 @@ async def test_a_response_that_was_cut_says_so() -> None:
 async def test_the_key_names_the_episode_where_the_url_does_not() -> None:
     async with serving([say("one")], **ROOM) as served:
         episode = await served.open()
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=episode.id) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key=episode.id
+        ) as client:
             await client.responses.create(model="policy", input="hi")
         trajectory = await episode.end()
     assert len(trajectory.turns) == 1
@@ -282,7 +325,10 @@ async def test_a_stream_says_what_a_whole_response_says() -> None:
     assert "".join(deltas) == "so"
     assert len(deltas) == 2
     ours, theirs = (
-        [item.model_dump(exclude={"id", "call_id", "parsed_arguments"}) for item in made.output]
+        [
+            item.model_dump(exclude={"id", "call_id", "parsed_arguments"})
+            for item in made.output
+        ]
         for made in (final, whole)
     )
     for item in ours:
@@ -335,7 +381,9 @@ async def test_logprobs_are_named_where_they_are_asked_for() -> None:
     async with serving([say("yo")], **ROOM) as served:
         episode = await served.open()
         made = await respond(episode, "hi", include=["message.output_text.logprobs"])
-    assert [(entry.token, entry.logprob) for entry in made.output[0].content[0].logprobs] == [
+    assert [
+        (entry.token, entry.logprob) for entry in made.output[0].content[0].logprobs
+    ] == [
         ("y", -1.0),
         ("o", -1.0),
     ]
@@ -352,7 +400,10 @@ async def test_a_conversation_without_room_is_refused_as_openai_does() -> None:
         episode = await served.open()
         first = await respond(episode, "hi")
         code = await refused(
-            respond(episode, [HI, *dumped(first.output), {"role": "user", "content": "x" * 3000}])
+            respond(
+                episode,
+                [HI, *dumped(first.output), {"role": "user", "content": "x" * 3000}],
+            )
         )
     assert code == "context_length_exceeded"
 

@@ -35,7 +35,10 @@ async def test_an_agent_with_tools_leaves_the_tokens_that_an_environment_leaves(
     script = [say(call("add", a=1, b=2)), say("3")]
     stepped = scripted(script)
     await play(
-        stepped, tools=[add], task=Task("t", (HI,)), env_settings={"describe_tools_in_prompt": True}
+        stepped,
+        tools=[add],
+        task=Task("t", (HI,)),
+        env_settings={"describe_tools_in_prompt": True},
     )  # type: ignore[arg-type]
     async with serving(script) as served:
         episode = await served.open()
@@ -106,7 +109,9 @@ async def test_parallel_calls_are_answered_together() -> None:
         await episode.say(HI, *answer(first, "one", "two"), tools=[ADD])
         trajectory = await episode.end()
     assert len({made.id for made in first.tool_calls}) == 2
-    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == [
+    assert [
+        record.result and record.result.content for record in trajectory.turns[0].calls
+    ] == [
         "one",
         "two",
     ]
@@ -122,9 +127,12 @@ async def test_ids_of_calls_differ_over_the_whole_episode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edited", "cause"), [("question", "edited"), ("answer", "edited"), ("tools", "sub_agent")]
+    ("edited", "cause"),
+    [("question", "edited"), ("answer", "edited"), ("tools", "sub_agent")],
 )
-async def test_an_edited_history_begins_a_sequence_and_is_counted(edited: str, cause: str) -> None:
+async def test_an_edited_history_begins_a_sequence_and_is_counted(
+    edited: str, cause: str
+) -> None:
     async with serving([say("one"), say("two")]) as served:
         episode = await served.open()
         first = await episode.say(HI)
@@ -176,7 +184,10 @@ async def test_an_episode_weighs_no_more_for_being_cut_in_several_sequences(
     group = TrajectoryGroup(0, trajectories[0].task, tuple(trajectories))
     batch = make_batch([group], credit=np.ones(3, np.float32))
     (plan,) = partition(
-        np.diff(batch.cu_seqlens), batch.group[batch.trajectory], seed=0, layout=Layout(1, 999, 1e3)
+        np.diff(batch.cu_seqlens),
+        batch.group[batch.trajectory],
+        seed=0,
+        layout=Layout(1, 999, 1e3),
     )
     algorithm = make_algorithm("grpo", {"reduction": reduction, "constant_tokens": 10})
     of_samples = sample_weights(batch, plan, algorithm.reduction)
@@ -224,7 +235,8 @@ async def test_requests_at_one_time_each_have_a_session() -> None:
     async with serving(engine) as served:
         episode = await served.open()
         asked = [
-            asyncio.create_task(episode.say({"role": "user", "content": str(n)})) for n in range(3)
+            asyncio.create_task(episode.say({"role": "user", "content": str(n)}))
+            for n in range(3)
         ]
         while len(engine.requests) < 3:
             await asyncio.sleep(0.01)

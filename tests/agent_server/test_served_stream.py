@@ -51,9 +51,13 @@ async def test_a_stream_says_what_a_whole_answer_says() -> None:
         trajectory = await episode.end()
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == "so"
-    assert next(d.reasoning_content for d in deltas if hasattr(d, "reasoning_content")) == "hm"
+    assert (
+        next(d.reasoning_content for d in deltas if hasattr(d, "reasoning_content")) == "hm"
+    )
     assert [c.function.name for d in deltas for c in d.tool_calls or []] == ["add"]
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "tool_calls"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][
+        -1
+    ] == "tool_calls"
     assert chunks[-1].usage.completion_tokens == trajectory.num_policy_tokens
 
 
@@ -94,7 +98,9 @@ def halting() -> Any:
     engine.close()
 
 
-async def test_the_first_piece_comes_while_the_model_still_generates(halting: Halting) -> None:
+async def test_the_first_piece_comes_while_the_model_still_generates(
+    halting: Halting,
+) -> None:
     async with serving(halting) as served:
         episode = await served.open()
         stream = await stream_of(episode, max_tokens=120, logprobs=True)
@@ -105,7 +111,9 @@ async def test_the_first_piece_comes_while_the_model_still_generates(halting: Ha
                 running_then = halting.health().running
                 halting.seen.set()
         trajectory = await episode.end()
-    assert trajectory.num_policy_tokens > halting.HALT  # so that the engine halted in the middle
+    assert (
+        trajectory.num_policy_tokens > halting.HALT
+    )  # so that the engine halted in the middle
     assert told_then <= halting.HALT
     assert running_then == 1
 
@@ -130,7 +138,9 @@ async def test_pieces_come_token_by_token() -> None:
 
 async def test_a_piece_holds_whole_characters() -> None:
     text = "na\u00efve \U0001f600\u2028 e\u0301 \u4e16"
-    async with serving(SpeakingEngine([say(text)], lambda n: asyncio.sleep(0.001))) as served:
+    async with serving(
+        SpeakingEngine([say(text)], lambda n: asyncio.sleep(0.001))
+    ) as served:
         episode = await served.open()
         pieces = said([chunk async for chunk in await stream_of(episode)])
         await episode.end()
@@ -147,7 +157,9 @@ async def test_a_call_comes_when_it_is_closed_and_the_next_is_still_written() ->
             await asyncio.wait_for(seen.wait(), DEADLINE_S)
 
     names = []
-    async with serving(SpeakingEngine([say(call("add", a=1) + call("add", a=2))], pace)) as served:
+    async with serving(
+        SpeakingEngine([say(call("add", a=1) + call("add", a=2))], pace)
+    ) as served:
         episode = await served.open()
         async for chunk in await stream_of(episode, tools=[ADD]):
             for made in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
@@ -167,12 +179,16 @@ async def test_logprobs_name_each_sampled_token_streamed_or_not() -> None:
             model="policy", messages=[HI], logprobs=True
         )
         await episode.end()
-    listed = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
+    listed = [
+        chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs
+    ]
     streamed = [
         (entry.token, entry.logprob, entry.bytes) for content in listed for entry in content
     ]
     assert streamed == [(letter, -1.0, [ord(letter)]) for letter in "<think>h</think>yo"]
-    assert streamed == [(e.token, e.logprob, e.bytes) for e in whole.choices[0].logprobs.content]
+    assert streamed == [
+        (e.token, e.logprob, e.bytes) for e in whole.choices[0].logprobs.content
+    ]
     assert len(listed) > 1
 
 
@@ -232,15 +248,23 @@ async def test_the_agent_that_reads_a_stream_goes_on_with_its_sequence() -> None
             async for _ in stream:
                 pass
             message = (await stream.get_final_completion()).choices[0].message
-        calls = [made.model_dump(include={"id", "type", "function"}) for made in message.tool_calls]
+        calls = [
+            made.model_dump(include={"id", "type", "function"})
+            for made in message.tool_calls
+        ]
         for made in calls:
             made["function"] = {
                 "name": made["function"]["name"],
                 "arguments": made["function"]["arguments"],
             }
-        history = [HI, {"role": "assistant", "content": message.content, "tool_calls": calls}]
+        history = [
+            HI,
+            {"role": "assistant", "content": message.content, "tool_calls": calls},
+        ]
         await episode.say(
-            *history, {"role": "tool", "tool_call_id": calls[0]["id"], "content": "1"}, tools=[ADD]
+            *history,
+            {"role": "tool", "tool_call_id": calls[0]["id"], "content": "1"},
+            tools=[ADD],
         )
         trajectory = await episode.end()
     assert [turn.parent for turn in trajectory.turns] == [None, 0]

@@ -15,7 +15,10 @@ from agentrl.algorithms import Counts, GroupSummary, PolicyInputs, Rewards, Toke
 def group_of(*rewards: float, index: int = 0, **columns: Any) -> GroupSummary:
     """A group of rollouts of one token each."""
     number = len(rewards)
-    plain = {"num_tokens": np.ones(number, np.int64), "truncated": np.zeros(number, np.bool_)}
+    plain = {
+        "num_tokens": np.ones(number, np.int64),
+        "truncated": np.zeros(number, np.bool_),
+    }
     return GroupSummary(index, np.array(rewards, np.float64), **(plain | columns))
 
 
@@ -33,7 +36,9 @@ def rewards_of(reward: Any, group: Any, **columns: Any) -> Rewards:
     return Rewards(np.asarray(reward, np.float64), np.asarray(group), **(plain | columns))
 
 
-def counts_of(tokens: Sequence[int], trajectory: Sequence[int], weight: Any = None) -> Counts:
+def counts_of(
+    tokens: Sequence[int], trajectory: Sequence[int], weight: Any = None
+) -> Counts:
     """Samples; weighed alike unless told otherwise."""
     own = np.ones(len(tokens)) if weight is None else np.asarray(weight, np.float64)
     return Counts(np.array(tokens), np.array(trajectory), own)

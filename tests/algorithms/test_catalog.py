@@ -52,7 +52,11 @@ number = 3
         ),
         ("grpo", {"clip_low": 1.0}, "GRPOSettings.clip_low must be less than 1, got 1.0"),
         ("grpo", {"clip_low": True}, "GRPOSettings.clip_low must be a number, got True"),
-        ("grpo", {"clip_high": float("nan")}, "GRPOSettings.clip_high must be a finite number"),
+        (
+            "grpo",
+            {"clip_high": float("nan")},
+            "GRPOSettings.clip_high must be a finite number",
+        ),
         ("grpo", {"kl_coef": -1.0}, "GRPOSettings.kl_coef must be at least 0, got -1.0"),
         ("grpo", {"kl_cap": 0.0}, "GRPOSettings.kl_cap must be more than 0, got 0.0"),
         ("grpo", {"clip_dual": 1}, "GRPOSettings.clip_dual must be more than 1, got 1"),
@@ -63,7 +67,11 @@ number = 3
             "GRPOSettings.scale_rewards must be 'none' or 'std', got 'max'",
         ),
         ("grpo", {"reduction": "mean"}, "GRPOSettings.reduction must be 'token_mean', "),
-        ("grpo", {"reduction": "constant"}, "GRPOSettings.constant_tokens is needed by reduction="),
+        (
+            "grpo",
+            {"reduction": "constant"},
+            "GRPOSettings.constant_tokens is needed by reduction=",
+        ),
         (
             "grpo",
             {"rollout_correction": {"cap": 0.5}},
@@ -77,7 +85,9 @@ number = 3
         ("sft", {"clip_low": 0.1}, "unknown key SFTSettings.clip_low"),
     ],
 )
-def test_a_wrong_setting_is_named(name: str, settings: dict[str, object], message: str) -> None:
+def test_a_wrong_setting_is_named(
+    name: str, settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         make_algorithm(name, settings)
     assert caught.value.fields[0] in message
@@ -89,7 +99,11 @@ def test_a_setting_that_does_nothing_beside_the_others_is_told(
     settings: dict[str, object] = {"constant_tokens": 5, "rollout_correction": {"cap": 3.0}}
     make_algorithm("grpo", settings | {"reduction": "constant"})
     make_algorithm("grpo", {"kl_estimator": "k3"})
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("agentrl")]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("agentrl")
+    ]
     assert told[-1] == (
         "algorithm grpo: kl_estimator='k3' does nothing with kl_coef=0.0; leave it out, or set "
         "kl_coef to another value"
@@ -107,10 +121,15 @@ def test_grpo_trains_the_policys_own_tokens_and_sft_the_targets() -> None:
     ("declared", "message"),
     [
         ({"needs": Needs(critic=True)}, "must have value_loss where needs.critic is true"),
-        ({"critic_warmup_steps": 5}, "must leave critic_warmup_steps at 0, since it needs no"),
+        (
+            {"critic_warmup_steps": 5},
+            "must leave critic_warmup_steps at 0, since it needs no",
+        ),
     ],
 )
-def test_a_critic_without_its_loss_is_refused(declared: dict[str, Any], message: str) -> None:
+def test_a_critic_without_its_loss_is_refused(
+    declared: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(make_algorithm("grpo"), **declared)
 
@@ -129,7 +148,12 @@ def test_what_must_be_computed_is_declared() -> None:
     ("setting", "single", "found", "recomputes"),
     [
         ("auto", True, "current", False),
-        ("auto", False, "recompute", True),  # after the first update the current ones have moved
+        (
+            "auto",
+            False,
+            "recompute",
+            True,
+        ),  # after the first update the current ones have moved
         ("recompute", True, "recompute", True),
         ("rollout", True, "rollout", False),
     ],
@@ -173,12 +197,32 @@ def test_a_users_own_function_is_an_algorithm(tmp_path: Path) -> None:
             {"strenght": 2.0},
             r"AlgorithmSettings\.strenght is no setting .* did you mean 'strength'\?",
         ),
-        ("own.py:make", {"more": 2}, r"AlgorithmSettings\.strength is needed by the algorithm"),
+        (
+            "own.py:make",
+            {"more": 2},
+            r"AlgorithmSettings\.strength is needed by the algorithm",
+        ),
         ("own.py:wrong", {}, r"must return an AlgorithmSpec, got int"),
-        ("own.py:mak", {"strength": 1.0}, r"name='own.py:mak' cannot be loaded: .*has no 'mak'"),
-        ("owm.py:make", {}, r"name='owm.py:make' cannot be loaded: there is no file .*owm\.py"),
-        ("own.py:number", {}, r"must be a function or class that takes the algorithm's settings"),
-        ("own.py:fails", {}, r"name='own.py:fails' raised OSError: no such table \(.*own.py:\d+\)"),
+        (
+            "own.py:mak",
+            {"strength": 1.0},
+            r"name='own.py:mak' cannot be loaded: .*has no 'mak'",
+        ),
+        (
+            "owm.py:make",
+            {},
+            r"name='owm.py:make' cannot be loaded: there is no file .*owm\.py",
+        ),
+        (
+            "own.py:number",
+            {},
+            r"must be a function or class that takes the algorithm's settings",
+        ),
+        (
+            "own.py:fails",
+            {},
+            r"name='own.py:fails' raised OSError: no such table \(.*own.py:\d+\)",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_users_own_is_named(
@@ -207,7 +251,11 @@ def test_checking_settings_imports_no_torch() -> None:
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
     )
     assert done.stdout.strip() == "False"
 
@@ -285,7 +333,11 @@ def test_a_function_of_ones_own_stands_in_for_a_built_in_one(tmp_path: Path) -> 
             "parts.py:too_many",
             "must take (inputs), but has the signature (inputs, more)",
         ),
-        ("credit", "parts.py:loss", "must take (rewards, state), but has the signature (inputs)"),
+        (
+            "credit",
+            "parts.py:loss",
+            "must take (rewards, state), but has the signature (inputs)",
+        ),
     ],
 )
 def test_a_function_that_does_not_fit_is_named(
@@ -303,15 +355,25 @@ def test_a_function_that_does_not_fit_is_named(
     [
         ("policy_loss", "bare_loss", "must return a TokenLoss, got Tensor; return one"),
         ("credit", "bare_credit", "must return a Credit, got ndarray; return one"),
-        ("advantages", "bare_advantages", "must return an Advantages, got NoneType; return one"),
-        ("credit", "divides", r"raised ZeroDivisionError: division by zero \(.*parts\.py:\d+\)"),
+        (
+            "advantages",
+            "bare_advantages",
+            "must return an Advantages, got NoneType; return one",
+        ),
+        (
+            "credit",
+            "divides",
+            r"raised ZeroDivisionError: division by zero \(.*parts\.py:\d+\)",
+        ),
     ],
 )
 def test_a_function_that_returns_or_raises_otherwise_names_its_setting(
     tmp_path: Path, part: str, name: str, message: str
 ) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
-    made = make_algorithm("grpo", {part: f"parts.py:{name}", "kl_coef": 0.1}, base_dir=tmp_path)
+    made = make_algorithm(
+        "grpo", {part: f"parts.py:{name}", "kl_coef": 0.1}, base_dir=tmp_path
+    )
     logprobs = torch.zeros(2)
     given = {
         "policy_loss": (policy_inputs(logprobs, ref_logprobs=logprobs),),

@@ -16,7 +16,9 @@ from agentrl.types import Stat, Stats
 from tests.algorithms.made import policy_inputs
 
 ROWS = tensor([0, 0, 1, 1])
-PLAYED = [name for name in ALGORITHMS if ALGORITHMS[name].settings.learns_from == "rollouts"]
+PLAYED = [
+    name for name in ALGORITHMS if ALGORITHMS[name].settings.learns_from == "rollouts"
+]
 
 
 def tokens(*ratios: float, sampled: list[bool] | None = None) -> PolicyInputs:
@@ -83,7 +85,9 @@ def test_the_statistics_give_the_effective_sample_size() -> None:
     means = {name: float(stat.sum) / stat.count for name, stat in stats.items()}
     assert means["mismatch/truncated_frac"] == 0.25
     # (mean w)² / mean w² = 1.5² / 3
-    assert means["mismatch/weight"] ** 2 / means["mismatch/weight_sq"] == pytest.approx(0.75)
+    assert means["mismatch/weight"] ** 2 / means["mismatch/weight_sq"] == pytest.approx(
+        0.75
+    )
 
 
 def test_huge_ratios_stay_numbers() -> None:
@@ -91,7 +95,9 @@ def test_huge_ratios_stay_numbers() -> None:
     old = tensor([-1e4, 0.0, 0.0, -1e4], dtype=torch.float64)
     given = policy_inputs(old, rollout_logprobs=rollout, sample_row=ROWS)
     for level in ("token", "sequence", "geometric"):
-        factor = corrected(given, level=level, reject="sequence_sum", reject_above=1e9).factor
+        factor = corrected(
+            given, level=level, reject="sequence_sum", reject_above=1e9
+        ).factor
         assert bool(torch.isfinite(factor).all())
         assert not factor.requires_grad
 

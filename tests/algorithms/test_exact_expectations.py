@@ -56,7 +56,9 @@ class Policy:
         """``[V + V·V]`` derivatives by all logits."""
         found = torch.autograd.grad(of, [self.first, self.second], allow_unused=True)
         parts = zip(found, (self.first, self.second), strict=True)
-        return torch.cat([(torch.zeros_like(at) if g is None else g).flatten() for g, at in parts])
+        return torch.cat(
+            [(torch.zeros_like(at) if g is None else g).flatten() for g, at in parts]
+        )
 
 
 def objective(policy: Policy, reference: Policy, beta: float) -> Tensor:
@@ -110,7 +112,9 @@ def values_of(name: str) -> dict[str, Tensor]:
     """What a critic says of each state, which is right nowhere."""
     if not make_algorithm(name, {}).needs.critic:
         return {}
-    first = torch.tensor([0.3, 0.3], dtype=torch.float64).repeat(Y)  # of the first token's state
+    first = torch.tensor([0.3, 0.3], dtype=torch.float64).repeat(
+        Y
+    )  # of the first token's state
     after = torch.tensor([-0.4, 0.8, 2.0], dtype=torch.float64)[SEQUENCES[:, 0]]
     values = torch.where(torch.arange(Y * P) % P == 0, first, after.repeat_interleave(P))
     return {"values": values, "final_values": torch.zeros_like(values)}
@@ -142,7 +146,9 @@ def ascended(reference: Policy) -> Tensor:
     return policy.sequences().detach()
 
 
-def test_a_kl_in_the_reward_ends_at_the_tilted_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kl_in_the_reward_ends_at_the_tilted_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reference = Policy.drawn(3)
     tilted = reference.sequences().detach() + REWARD / BETA
     best = tilted - tilted.logsumexp(0)
@@ -162,7 +168,9 @@ def test_a_right_critic_leaves_the_expected_gradient_alone(lam: float) -> None:
     first = (probability * REWARD).sum()
     after = (probability * REWARD).reshape(V, V).sum(1) / probability.reshape(V, V).sum(1)
     values = torch.stack([first.expand(Y), after[SEQUENCES[:, 0]]], 1).flatten()
-    credit = by_token(policy, reference, values=values, final_values=torch.zeros_like(values))
+    credit = by_token(
+        policy, reference, values=values, final_values=torch.zeros_like(values)
+    )
     spec = make_algorithm("ppo", {"gae": {"lam": lam}})
     found = expected_ascent(spec, policy, credit)
     wanted = policy.gradient(objective(policy, reference, 0.0))
@@ -182,7 +190,10 @@ def expected_over_groups(
         pair = [one, two]
         given = rewards(REWARD[pair].numpy(), np.zeros(2, np.int64))
         credit = torch.from_numpy(spec.credit(given, spec.initial_state).trajectory)
-        total = total + weights[one] * weights[two] * (weight[0] * credit * logprobs[pair]).sum()
+        total = (
+            total
+            + weights[one] * weights[two] * (weight[0] * credit * logprobs[pair]).sum()
+        )
     return policy.gradient(total)
 
 
@@ -270,8 +281,15 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
         lambda d: (d.exp() - d - 1 <= 0.1).double(),
     ),
     "reject sums": (
-        {"reject": "sequence_sum", "reject_by": "k1", "reject_above": 0.3, "reject_below": -0.5},
-        lambda d: ((-d.sum(1, keepdim=True) <= 0.3) & (-d.sum(1, keepdim=True) >= -0.5)).double(),
+        {
+            "reject": "sequence_sum",
+            "reject_by": "k1",
+            "reject_above": 0.3,
+            "reject_below": -0.5,
+        },
+        lambda d: (
+            (-d.sum(1, keepdim=True) <= 0.3) & (-d.sum(1, keepdim=True) >= -0.5)
+        ).double(),
     ),
     "reject means": (
         {"reject": "sequence_mean", "reject_by": "k2", "reject_above": 0.2},
@@ -279,7 +297,9 @@ CORRECTIONS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
     ),
     "sequence, reject the largest": (
         {"level": "sequence", **FREE, "reject": "sequence_max", "reject_above": 0.2},
-        lambda d: d.sum(1, keepdim=True).exp() * ((d.exp() - d - 1).amax(1, keepdim=True) <= 0.2),
+        lambda d: (
+            d.sum(1, keepdim=True).exp() * ((d.exp() - d - 1).amax(1, keepdim=True) <= 0.2)
+        ),
     ),
 }
 """Settings of a correction, and the weights ``[Y, P or 1]`` of tokens by their log ratios that the
@@ -294,7 +314,9 @@ def test_a_bounded_correction_is_the_estimator_that_it_says(name: str) -> None:
     assert len(weight.flatten().unique()) > 1  # a bound bites somewhere, and not everywhere
     terms = weight * policy.tokens().reshape(Y, P) * REWARD[:, None]
     wanted = policy.gradient((sampler.sequences().detach().exp()[:, None] * terms).sum())
-    torch.testing.assert_close(corrected(settings, policy, sampler), wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        corrected(settings, policy, sampler), wanted, rtol=1e-9, atol=1e-12
+    )
 
 
 def test_whole_sequences_by_an_unbounded_weight_are_unbiased() -> None:
@@ -313,7 +335,9 @@ def test_tokens_by_an_unbounded_weight_are_unbiased_at_the_states_of_the_sampler
     others = others.detach()
     first = (own[:, 0] * others[:, 1] * REWARD).sum()
     second = (others[:, 0] * own[:, 1] * REWARD).sum()
-    torch.testing.assert_close(found, policy.gradient(first + second), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        found, policy.gradient(first + second), rtol=1e-9, atol=1e-12
+    )
 
     # a policy that differs in the last token alone
     last = Policy(sampler.first, policy.second)

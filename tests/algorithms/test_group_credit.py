@@ -20,7 +20,9 @@ def floats(*values: float) -> np.ndarray:
 
 def test_advantages_are_centred_on_their_own_group() -> None:
     # group means are 0.5 and 10: mixing the groups would give a mean of 5.25
-    got = group_advantages(floats(0, 1, 9, 11), np.array([0, 0, 1, 1]), scale_rewards="none")
+    got = group_advantages(
+        floats(0, 1, 9, 11), np.array([0, 0, 1, 1]), scale_rewards="none"
+    )
     assert got.tolist() == [-0.5, 0.5, -1.0, 1.0]
 
 
@@ -31,13 +33,17 @@ def test_std_divides_by_the_sample_deviation_plus_eps() -> None:
 
 
 def test_rollouts_need_not_be_neighbours() -> None:
-    got = group_advantages(floats(0, 9, 1, 11), np.array([7, 3, 7, 3]), scale_rewards="none")
+    got = group_advantages(
+        floats(0, 9, 1, 11), np.array([7, 3, 7, 3]), scale_rewards="none"
+    )
     assert got.tolist() == [-0.5, -1.0, 0.5, 1.0]
 
 
 def test_a_failed_rollout_leaves_its_group() -> None:
     # 4 started, the one that failed is absent: the baseline is the mean of three
-    assert group_advantages(floats(0, 0, 3), np.zeros(3, int), scale_rewards="none").tolist() == [
+    assert group_advantages(
+        floats(0, 0, 3), np.zeros(3, int), scale_rewards="none"
+    ).tolist() == [
         -1.0,
         -1.0,
         2.0,
@@ -94,7 +100,11 @@ def test_groups_that_teach_nothing_are_dropped_with_a_reason() -> None:
 
 
 def test_groups_without_spread_can_be_kept() -> None:
-    assert make_algorithm("grpo", {"filter_zero_variance": False}).keep_group(group_of(1, 1)).keep
+    assert (
+        make_algorithm("grpo", {"filter_zero_variance": False})
+        .keep_group(group_of(1, 1))
+        .keep
+    )
 
 
 @pytest.mark.parametrize("name", ["ppo", "reinforce_plus_plus", "remax"])
@@ -104,7 +114,9 @@ def test_a_group_of_one_teaches_where_nothing_is_compared_within_it(name: str) -
 
 def test_remax_compares_with_the_greedy_rollout() -> None:
     remax = make_algorithm("remax")
-    rewards = rewards_of(floats(1, 0, 1, 1), np.array([0, 0, 1, 1]), baseline=floats(1, 1, 0, 0))
+    rewards = rewards_of(
+        floats(1, 0, 1, 1), np.array([0, 0, 1, 1]), baseline=floats(1, 1, 0, 0)
+    )
     assert remax.credit(rewards, {}).trajectory.tolist() == [0.0, -1.0, 1.0, 1.0]
     assert remax.needs.baseline
     assert remax.keep_group(group_of(1, 1)).keep  # the greedy rollout's may differ

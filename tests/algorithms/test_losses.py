@@ -42,7 +42,9 @@ def policy_loss(
 
 
 def test_the_surrogate_takes_the_worse_of_ratio_and_clipped_ratio() -> None:
-    loss = policy_loss("grpo")(inputs([1.0, 1.5, 1.5, 0.5, 0.5], [1.0, 2.0, -2.0, 2.0, -2.0])).loss
+    loss = policy_loss("grpo")(
+        inputs([1.0, 1.5, 1.5, 0.5, 0.5], [1.0, 2.0, -2.0, 2.0, -2.0])
+    ).loss
     # bounds .8 and 1.28: a gain is capped at 1.28 · 2, a loss at .8 · -2, and never the other way
     # round
     expected = [-1.0, -2.56, 3.0, -1.0, 1.6]
@@ -59,11 +61,17 @@ def test_a_bound_that_bites_removes_the_gradient() -> None:
 
 def test_clip_fractions_count_tokens_whose_gradient_a_bound_removed() -> None:
     stats = policy_loss("grpo")(inputs([1.5, 0.5, 1.5, 0.5], [1.0, -1.0, -1.0, 1.0])).stats
-    assert (stats["policy/clip_frac_low"].sum.item(), stats["policy/clip_frac_low"].count) == (
+    assert (
+        stats["policy/clip_frac_low"].sum.item(),
+        stats["policy/clip_frac_low"].count,
+    ) == (
         1.0,
         4,
     )
-    assert (stats["policy/clip_frac_high"].sum.item(), stats["policy/clip_frac_high"].count) == (
+    assert (
+        stats["policy/clip_frac_high"].sum.item(),
+        stats["policy/clip_frac_high"].count,
+    ) == (
         1.0,
         4,
     )
@@ -77,7 +85,9 @@ def test_kl_old_estimates_from_the_old_policys_tokens() -> None:
 
 def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:
     # exp(d) - d - 1 with d = log 2 and log 1/2
-    estimates = k3(tensor([-1.0, -1.0, -1.0]), tensor([0.0, math.log(2.0), -math.log(2.0)]) - 1.0)
+    estimates = k3(
+        tensor([-1.0, -1.0, -1.0]), tensor([0.0, math.log(2.0), -math.log(2.0)]) - 1.0
+    )
     assert estimates.tolist() == pytest.approx(
         [0.0, 1 - math.log(2), 0.5 + math.log(2) - 1], abs=1e-6
     )
@@ -92,7 +102,9 @@ def test_kl_against_the_reference_stands_beside_the_loss_with_its_coefficient() 
         pytest.approx([1 - math.log(2)], abs=1e-6),
         0.5,
     )
-    assert outcome.stats["policy/kl_ref"].sum.item() == pytest.approx(1 - math.log(2), abs=1e-6)
+    assert outcome.stats["policy/kl_ref"].sum.item() == pytest.approx(
+        1 - math.log(2), abs=1e-6
+    )
 
 
 def test_without_a_coefficient_there_is_no_kl_term() -> None:
@@ -140,9 +152,9 @@ def test_a_capped_kl_counts_as_the_cap_and_has_no_gradient_above_it() -> None:
 
 def test_an_uncapped_kl_is_k3() -> None:
     difference = tensor([5.0, -12.0])
-    assert capped_k3(tensor([-1.0, -1.0]), difference - 1.0, None).tolist() == pytest.approx(
-        [math.exp(5.0) - 6.0, math.exp(-12.0) + 11.0], rel=1e-5
-    )
+    assert capped_k3(
+        tensor([-1.0, -1.0]), difference - 1.0, None
+    ).tolist() == pytest.approx([math.exp(5.0) - 6.0, math.exp(-12.0) + 11.0], rel=1e-5)
 
 
 def low_var_kl(difference: float) -> float:

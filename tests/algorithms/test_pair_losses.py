@@ -63,7 +63,10 @@ def test_centring_adds_the_square_of_the_sum() -> None:
 
 def test_statistics_count_a_tie_half() -> None:
     stats = pair_loss()(inputs([2.0, 1.0, 0.0], [1.0, 1.0, 4.0])).stats
-    assert (stats["reward_model/accuracy"].sum.item(), stats["reward_model/accuracy"].count) == (
+    assert (
+        stats["reward_model/accuracy"].sum.item(),
+        stats["reward_model/accuracy"].count,
+    ) == (
         1.5,
         3,
     )
@@ -73,10 +76,14 @@ def test_statistics_count_a_tie_half() -> None:
 
 def test_every_pair_weighs_the_same_whatever_its_tokens() -> None:
     counts = counts_of([3, 90, 1, 7], [0, 1, 2, 3])
-    assert make_algorithm("reward_model").reduction(counts).tolist() == [0.5] * 4  # two pairs
+    assert (
+        make_algorithm("reward_model").reduction(counts).tolist() == [0.5] * 4
+    )  # two pairs
 
 
-@pytest.mark.parametrize(("use_margin", "credit"), [(True, [1.5, 0.0]), (False, [0.0, 0.0])])
+@pytest.mark.parametrize(
+    ("use_margin", "credit"), [(True, [1.5, 0.0]), (False, [0.0, 0.0])]
+)
 def test_margins_are_the_pairs_own_where_they_are_used(
     use_margin: bool, credit: list[float]
 ) -> None:
@@ -93,7 +100,9 @@ def test_what_an_algorithm_learns_from_is_known_without_making_it() -> None:
 def test_an_algorithm_has_one_loss(grpo: AlgorithmSpec) -> None:
     from dataclasses import replace
 
-    with pytest.raises(ConfigError, match="must have policy_loss or pair_loss, got neither"):
+    with pytest.raises(
+        ConfigError, match="must have policy_loss or pair_loss, got neither"
+    ):
         replace(grpo, policy_loss=None)
     with pytest.raises(ConfigError, match="got both"):
         replace(grpo, pair_loss=pair_loss())
@@ -105,7 +114,8 @@ def test_a_pair_loss_needs_its_pairs_in_one_micro_batch() -> None:
     spec = make_algorithm("reward_model")
     assert spec.partition == "group"
     with pytest.raises(
-        ConfigError, match=r"'reward_model' must declare partition='group', .* got 'trajectory'"
+        ConfigError,
+        match=r"'reward_model' must declare partition='group', .* got 'trajectory'",
     ):
         replace(spec, partition="trajectory")
 

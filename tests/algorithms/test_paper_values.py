@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.algorithms import ALGORITHMS, AlgorithmSpec, PolicyGradientSettings, make_algorithm
+from agentrl.algorithms import (
+    ALGORITHMS,
+    AlgorithmSpec,
+    PolicyGradientSettings,
+    make_algorithm,
+)
 from tests.algorithms.made import counts_of, group_of, rewards_of
 
 BY_TASK = "by task"
@@ -58,13 +63,14 @@ GAE = "arXiv:1506.02438"
 INSTRUCT = "arXiv:2203.02155"
 BASELINES = "openai/baselines, ppo2: the authors' own code"
 
-NO_REFERENCE = f"no reference is loaded unless asked for; {DAPO}, sec. 2.3, leaves the KL out too"
+NO_REFERENCE = (
+    f"no reference is loaded unless asked for; {DAPO}, sec. 2.3, leaves the KL out too"
+)
 BY_TOKEN = f"by tokens, so that a long response's tokens weigh as much ({DAPO}, sec. 3.3)"
 NO_BOUND = "one update a batch never meets the bounds; they hold where there are several"
 ABOVE = f"clip-higher ({DAPO}, sec. 3.1)"
-FILTERED = (
-    f"dynamic sampling ({DAPO}, sec. 3.2): equal rewards have no advantage, and dilute a mean"
-)
+SAMPLED = f"dynamic sampling ({DAPO}, sec. 3.2)"
+FILTERED = f"{SAMPLED}: equal rewards have no advantage, and dilute a mean"
 
 
 def grpo_like(source: str, **own: Value) -> dict[str, Value]:
@@ -104,7 +110,9 @@ def ppo_like(source: str, **own: Value) -> dict[str, Value]:
 TABLE: Mapping[str, Mapping[str, Value]] = {
     "grpo": grpo_like(
         GRPO,
-        clip=Value(None, "no number", (0.2, 0.28), f"{PPO}, sec. 6.1, below; above {ABOVE}"),
+        clip=Value(
+            None, "no number", (0.2, 0.28), f"{PPO}, sec. 6.1, below; above {ABOVE}"
+        ),
         reduction=Value("trajectory_mean", f"{GRPO}, eq. 3", "token_mean", BY_TOKEN),
         **{"kl coefficient": Value(0.04, f"{GRPO}, sec. 4.2", 0.0, NO_REFERENCE)},
     ),
@@ -137,7 +145,9 @@ TABLE: Mapping[str, Mapping[str, Value]] = {
     "rloo": grpo_like(
         RLOO,
         clip=Value(None, f"{RLOO}: none", (0.2, 0.2), NO_BOUND),
-        reduction=Value("trajectory_mean", f"{RLOO}, eq. 8: by response", "token_mean", BY_TOKEN),
+        reduction=Value(
+            "trajectory_mean", f"{RLOO}, eq. 8: by response", "token_mean", BY_TOKEN
+        ),
         credit=Value("differences from the others", f"{RLOO}, eq. 8"),
         **{
             "kl in": Value(
@@ -197,7 +207,9 @@ TABLE: Mapping[str, Mapping[str, Value]] = {
     ),
     "gigpo": grpo_like(
         GIGPO,
-        clip=Value(None, "no number", (0.2, 0.28), f"{PPO}, sec. 6.1, below; above {ABOVE}"),
+        clip=Value(
+            None, "no number", (0.2, 0.28), f"{PPO}, sec. 6.1, below; above {ABOVE}"
+        ),
         reduction=Value("by turn", f"{GIGPO}, its objective", "token_mean", BY_TOKEN),
         credit=Value("differences from the mean", f"{GIGPO}, the factor of 1"),
         **{
@@ -226,7 +238,9 @@ TABLE: Mapping[str, Mapping[str, Value]] = {
         "drops equal rewards": Value(False, GKD),
     },
     "reward_model": {
-        "centring": Value(0.01, "arXiv:2312.09244, sec. 2", 0.0, "an addition of another paper"),
+        "centring": Value(
+            0.01, "arXiv:2312.09244, sec. 2", 0.0, "an addition of another paper"
+        ),
     },
 }
 WITHOUT_PAPER = {"echo", "turn_grpo", "sft"}
@@ -301,7 +315,10 @@ READ: Mapping[str, Callable[[AlgorithmSpec], Any]] = {
     "reduction": reduction_of,
     "step discount": lambda spec: keywords(keywords(spec.credit)["credit"])["discount"],
     "step weight": lambda spec: keywords(keywords(spec.credit)["credit"])["step_weight"],
-    "temperatures": lambda spec: (loss_of(spec)["tau_positive"], loss_of(spec)["tau_negative"]),
+    "temperatures": lambda spec: (
+        loss_of(spec)["tau_positive"],
+        loss_of(spec)["tau_negative"],
+    ),
     "value clip": lambda spec: keywords(spec.value_loss)["clip"],
 }
 

@@ -50,7 +50,9 @@ def test_an_update_by_the_sampler_itself_is_the_plain_policy_gradient(name: str)
 
 def test_gspo_takes_the_geometric_mean_of_a_samples_ratios() -> None:
     # sample 0: ratios 4 and 1 -> 2, beyond 1.5 with A > 0; sample 1: .25 and 1 -> .5, within
-    given = inputs([4.0, 0.25, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], sample_row=tensor([0, 1, 0, 1]))
+    given = inputs(
+        [4.0, 0.25, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], sample_row=tensor([0, 1, 0, 1])
+    )
     bounds = {"clip_low": 0.2, "clip_high": 0.5}
     loss, gradient = loss_and_gradient("gspo", given, bounds)
     assert loss == pytest.approx([-1.5, -0.5, -1.5, -0.5])
@@ -68,7 +70,10 @@ def test_gspos_gradient_is_that_of_the_loss_by_sequence() -> None:
     total: Tensor = logprobs.new_zeros(())
     for row, advantage in ((0, 2.0), (1, -1.0)):
         own = rows == row
-        total = total - advantage * (logprobs - given.old_logprobs)[own].mean().exp() * own.sum()
+        total = (
+            total
+            - advantage * (logprobs - given.old_logprobs)[own].mean().exp() * own.sum()
+        )
     total.backward()
     assert logprobs.grad is not None
     assert gradient == pytest.approx(logprobs.grad.tolist(), abs=1e-12)
@@ -79,7 +84,9 @@ def test_cispo_weighs_by_a_bounded_ratio_and_keeps_every_gradient() -> None:
     settings = {"ratio_cap": 5.0, "ratio_floor": 0.1}
     loss, gradient = loss_and_gradient("cispo", given, settings)
     logprobs = given.logprobs.tolist()
-    assert loss == pytest.approx([-5.0 * logprobs[0], 1.0 * logprobs[1], -0.1 * logprobs[2]])
+    assert loss == pytest.approx(
+        [-5.0 * logprobs[0], 1.0 * logprobs[1], -0.1 * logprobs[2]]
+    )
     assert gradient == pytest.approx([-5.0, 1.0, -0.1])
 
 
@@ -139,8 +146,12 @@ def test_the_binary_kl_is_finite_for_a_certain_token() -> None:
         ("k3+", 2 - math.log(2) - 1, -math.log(2)),
     ],
 )
-def test_a_kl_in_the_loss_is_its_estimator(estimator: str, value: float, gradient: float) -> None:
-    given = inputs([1.0], [0.0], ref_logprobs=tensor([-1.0 + math.log(2)], dtype=torch.float64))
+def test_a_kl_in_the_loss_is_its_estimator(
+    estimator: str, value: float, gradient: float
+) -> None:
+    given = inputs(
+        [1.0], [0.0], ref_logprobs=tensor([-1.0 + math.log(2)], dtype=torch.float64)
+    )
     loss = make_algorithm("grpo", {"kl_coef": 0.5, "kl_estimator": estimator}).policy_loss
     assert loss is not None
     term = loss(given).terms["kl"]
@@ -182,7 +193,9 @@ def test_an_adaptive_kl_follows_its_target() -> None:
 
     spec = make_algorithm("grpo", {"kl_coef": 0.1, "kl_target": 2.0, "kl_horizon": 10})
     state = spec.initial_state
-    grown = spec.next_state(state, Stats({"policy/kl_ref": Stat(30.0, 10.0)}))  # 3 nats: error .5
+    grown = spec.next_state(
+        state, Stats({"policy/kl_ref": Stat(30.0, 10.0)})
+    )  # 3 nats: error .5
     assert grown["kl_coef"] == pytest.approx(0.1 * 1.02)  # which counts as .2
     shrunk = spec.next_state(state, Stats({"policy/kl_ref": Stat(19.0, 10.0)}))
     assert shrunk["kl_coef"] == pytest.approx(0.1 * (1 - 0.05 / 10))
@@ -205,13 +218,21 @@ def test_every_record_says_which_bound_bit(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("dapo", {"overlong": {"max_tokens": 9}}, "Overlong.buffer_tokens is needed beside"),
+        (
+            "dapo",
+            {"overlong": {"max_tokens": 9}},
+            "Overlong.buffer_tokens is needed beside",
+        ),
         (
             "dapo",
             {"overlong": {"max_tokens": 9, "buffer_tokens": 10}},
             "Overlong.buffer_tokens must be at most max_tokens=9, got 10",
         ),
-        ("grpo", {"kl_target": 1.0}, "GRPOSettings.kl_coef must be more than 0 with kl_target"),
+        (
+            "grpo",
+            {"kl_target": 1.0},
+            "GRPOSettings.kl_coef must be more than 0 with kl_target",
+        ),
         (
             "reinforce_plus_plus",
             {"filter_zero_variance": True},
@@ -230,7 +251,13 @@ def test_every_record_says_which_bound_bit(name: str) -> None:
         ),
         (
             "grpo",
-            {"rollout_correction": {"reject": "token", "reject_above": 1.0, "reject_below": -1.0}},
+            {
+                "rollout_correction": {
+                    "reject": "token",
+                    "reject_above": 1.0,
+                    "reject_below": -1.0,
+                }
+            },
             "RolloutCorrection.reject_below needs reject_by='k1'",
         ),
     ],

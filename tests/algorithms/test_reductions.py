@@ -43,7 +43,9 @@ def test_nothing_trained_weighs_nothing(reduction: str) -> None:
 
 @pytest.mark.parametrize("reduction", ["token_mean", "trajectory_mean", "constant"])
 def test_a_weight_is_as_if_the_trajectory_were_there_that_often(reduction: str) -> None:
-    reduce = make_algorithm("grpo", {"reduction": reduction, "constant_tokens": 8}).reduction
+    reduce = make_algorithm(
+        "grpo", {"reduction": reduction, "constant_tokens": 8}
+    ).reduction
     weighed = reduce(counts_of([2, 3, 5, 4], [0, 1, 1, 2], [3.0, 1.0, 1.0, 0.0]))
     copied = reduce(counts_of([2, 2, 2, 3, 5], [0, 3, 4, 1, 1]))
     expected = [copied[:3].sum(), copied[3], copied[4], 0.0]
@@ -65,7 +67,9 @@ def test_the_weights_of_all_tokens_add_up_to_one(reduction: str) -> None:
 def test_a_trajectory_counts_once_however_many_samples_it_is(
     tokens: list[int], pieces: list[int], reduction: str
 ) -> None:
-    reduce = make_algorithm("grpo", {"reduction": reduction, "constant_tokens": 64}).reduction
+    reduce = make_algorithm(
+        "grpo", {"reduction": reduction, "constant_tokens": 64}
+    ).reduction
     rows = list(range(len(tokens)))
     whole = reduce(counts_of(tokens, rows)) * np.array(tokens)
     split = [

@@ -37,7 +37,9 @@ OWNER = tensor([0, 0, 0, 0, 0, 1])
 
 
 def credit(reward: list[float], **columns: Tensor) -> TokenCredit:
-    return token_credit(MASK, turn_row=TURN, trajectory_row=OWNER, reward=tensor(reward), **columns)
+    return token_credit(
+        MASK, turn_row=TURN, trajectory_row=OWNER, reward=tensor(reward), **columns
+    )
 
 
 def test_a_return_goes_back_over_turns_and_samples_but_not_over_trajectories() -> None:
@@ -131,7 +133,9 @@ def test_a_lambda_may_differ_between_trajectories() -> None:
 
 def test_a_shard_without_trained_tokens_has_no_returns() -> None:
     given = token_credit(torch.zeros(3))
-    assert discounted_returns(given, discount=1.0, reward=given.reward).tolist() == [0.0] * 3
+    assert (
+        discounted_returns(given, discount=1.0, reward=given.reward).tolist() == [0.0] * 3
+    )
 
 
 def test_lambda_by_length_is_a_trajectorys_own() -> None:
@@ -159,7 +163,14 @@ def test_distillation_pays_what_the_teacher_thinks_more_of_a_token() -> None:
         old_logprobs=tensor([-1.0, -2.0, -7.0, -3.0, 0.0, -4.0]),
         ref_logprobs=tensor([-2.0, -1.0, -7.0, -3.0, 0.0, -1.0]),
     )
-    assert reverse_kl_advantages(given).advantages.tolist() == [-1.0, 1.0, 0.0, 0.0, 0.0, 3.0]
+    assert reverse_kl_advantages(given).advantages.tolist() == [
+        -1.0,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        3.0,
+    ]
 
 
 IN_REWARD = ("ppo", "pf_ppo", "vapo", "remax", "reinforce_plus_plus")
@@ -183,7 +194,9 @@ def test_a_kl_in_the_reward_has_the_gradient_of_the_kl() -> None:
 
 def test_who_has_the_kl_in_the_reward() -> None:
     kinds = {name: entry.settings for name, entry in ALGORITHMS.items()}
-    assert {name for name, kind in kinds.items() if issubclass(kind, KLInReward)} == {*IN_REWARD}
+    assert {name for name, kind in kinds.items() if issubclass(kind, KLInReward)} == {
+        *IN_REWARD
+    }
     for name, kind in kinds.items():
         if issubclass(kind, PolicyGradientSettings) and name != "distillation":
             in_loss = "kl" in make_algorithm(name, {"kl_coef": 0.1}).terms
@@ -200,9 +213,8 @@ def test_who_has_the_kl_in_the_reward() -> None:
     ],
 )
 def test_a_kl_in_the_reward_is_k1_alone(name: str, setting: str, value: object) -> None:
-    pattern = (
-        rf"\.{setting} must be .*whose KL is in the reward.*got {re.escape(repr(value))}; leave"
-    )
+    got = re.escape(repr(value))
+    pattern = rf"\.{setting} must be .*whose KL is in the reward.*got {got}; leave"
     with pytest.raises(ConfigError, match=pattern):
         make_algorithm(name, {"kl_coef": 0.1, setting: value})
     assert make_algorithm(name, {"kl_coef": 0.1, "kl_target": 0.5}).initial_state == {

@@ -27,7 +27,9 @@ def episodes() -> Rewards:
     )
 
 
-def test_a_turns_return_is_discounted_and_the_rest_of_the_total_falls_due_at_the_end() -> None:
+def test_a_turns_return_is_discounted_and_the_rest_of_the_total_falls_due_at_the_end() -> (
+    None
+):
     # the last turn of the first has 2 + (7 - 3) = 6
     assert turn_returns(episodes(), discount=0.5).tolist() == [2.5, 3.0, 6.0, 1.0, 2.0]
 
@@ -41,11 +43,16 @@ def test_steps_are_compared_where_the_state_is_the_same() -> None:
 
 def test_a_state_of_another_group_is_another_state() -> None:
     rewards = rewards_of([1.0, 5.0], [0, 1], state_key=np.array([9, 9], np.uint64))
-    assert step_advantages(rewards, discount=1.0, scale=False, eps=0.0).tolist() == [0.0, 0.0]
+    assert step_advantages(rewards, discount=1.0, scale=False, eps=0.0).tolist() == [
+        0.0,
+        0.0,
+    ]
 
 
 def test_gigpo_adds_steps_to_trajectories() -> None:
-    credit = make_algorithm("gigpo", {"discount": 0.5, "step_weight": 2.0}).credit(episodes(), {})
+    credit = make_algorithm("gigpo", {"discount": 0.5, "step_weight": 2.0}).credit(
+        episodes(), {}
+    )
     assert credit.trajectory.tolist() == [2.5, -2.5]
     mean = 9.5 / 3
     steps = [2.5 - mean, 0.0, 6 - mean, 1 - mean, 0.0]
@@ -77,9 +84,15 @@ def test_leave_one_out_is_against_the_others() -> None:
     assert found.tolist() == pytest.approx([3.0, -1.5, -1.5, 6.0, -6.0])
 
 
-@pytest.mark.parametrize(("baseline", "expected"), [("none", [4.0, 0.0]), ("group", [-0.5, -4.5])])
-def test_reinforce_gives_turns_their_own_rewards(baseline: str, expected: list[float]) -> None:
-    credit = make_algorithm("reinforce_plus_plus", {"baseline": baseline}).credit(episodes(), {})
+@pytest.mark.parametrize(
+    ("baseline", "expected"), [("none", [4.0, 0.0]), ("group", [-0.5, -4.5])]
+)
+def test_reinforce_gives_turns_their_own_rewards(
+    baseline: str, expected: list[float]
+) -> None:
+    credit = make_algorithm("reinforce_plus_plus", {"baseline": baseline}).credit(
+        episodes(), {}
+    )
     assert credit.trajectory.tolist() == expected
     assert credit.turn.tolist() == [1.0, 0.0, 2.0, 0.0, 2.0]
 
@@ -112,7 +125,11 @@ def test_the_best_and_the_worst_of_a_group_are_trained() -> None:
 def test_of_equals_the_seed_draws_one() -> None:
     rewards = [1.0] * 6
     drawn = {
-        tuple(rank_weights(rewards_of(rewards, [0] * 6, seed=seed), keep="best_random").tolist())
+        tuple(
+            rank_weights(
+                rewards_of(rewards, [0] * 6, seed=seed), keep="best_random"
+            ).tolist()
+        )
         for seed in range(20)
     }
     assert len(drawn) > 3

@@ -34,9 +34,13 @@ pytestmark = pytest.mark.tooling
 
 
 def test_every_algorithm_that_learns_from_rollouts_is_measured() -> None:
-    measured = {settings[0].removeprefix("algorithm.name=") for settings in ALGORITHMS.values()}
+    measured = {
+        settings[0].removeprefix("algorithm.name=") for settings in ALGORITHMS.values()
+    }
     assert measured == {
-        name for name, record in RECORDS.items() if record.settings.learns_from == "rollouts"
+        name
+        for name, record in RECORDS.items()
+        if record.settings.learns_from == "rollouts"
     }
 
 
@@ -52,7 +56,9 @@ def test_the_settings_of_a_run_are_a_configuration_of_four_updates(
     assert rl.optim.lr == float(RATES[0])
 
 
-def finished(folder: Path, name: str, rate: str, seed: int, accuracies: tuple[float, ...]) -> None:
+def finished(
+    folder: Path, name: str, rate: str, seed: int, accuracies: tuple[float, ...]
+) -> None:
     run = folder / run_of(name, rate, seed).name
     run.mkdir(parents=True)
     rows = [{"step": step, "time/step_s": 2.0} for step in (1, 2)]
@@ -60,7 +66,9 @@ def finished(folder: Path, name: str, rate: str, seed: int, accuracies: tuple[fl
         {"step": step, "eval/code/sampled": value}
         for step, value in zip(AT, accuracies, strict=True)
     ]
-    rows += [{"step": step, "critic/explained_variance": 0.1 * step} for step in (1, 2, 3, 4, 5)]
+    rows += [
+        {"step": step, "critic/explained_variance": 0.1 * step} for step in (1, 2, 3, 4, 5)
+    ]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (run / "summary.json").write_text("{}")
 
@@ -84,7 +92,10 @@ def test_figures_are_of_the_rate_that_is_better_on_the_tuning_seed(tmp_path: Pat
 
     assert best_rate(tmp_path, "grpo") == RATES[1]
     found = {row.name: (row.value, row.met) for row in figures.rows}
-    assert found["grpo (0.0006, 3 of 3 seeds), accuracy at 50"] == (pytest.approx(0.8), None)
+    assert found["grpo (0.0006, 3 of 3 seeds), accuracy at 50"] == (
+        pytest.approx(0.8),
+        None,
+    )
     assert found["grpo (0.0006, 3 of 3 seeds), lowest at 50"] == (pytest.approx(0.7), None)
     assert found["grpo (0.0006, 3 of 3 seeds), a step alone"] == (2.0, None)
     gain = found["gspo (0.0006, 3 of 3 seeds), gain as a share of grpo's"]
@@ -104,7 +115,9 @@ def test_only_the_judged_runs_have_a_sandbox(tmp_path: Path) -> None:
     with_sandbox = {
         name
         for name in (*ALGORITHMS, *DAPO)
-        if not any("tools" in one for one in settings_of(tmp_path, run_of(name, RATES[0], 0)))
+        if not any(
+            "tools" in one for one in settings_of(tmp_path, run_of(name, RATES[0], 0))
+        )
     }
     assert with_sandbox == {JUDGED}
 

@@ -58,7 +58,9 @@ def test_bytes_that_both_read_are_those_of_ranges_that_overlap() -> None:
 def test_two_ranks_train_beside_checkpoints_and_one_is_exported(tmp_path: Path) -> None:
     tiny = ("--shape", "tiny", "--export", "tiny", "--checkpoints", "2", "--steps", "1")
     checkpoints.main([*tiny, "--json", str(tmp_path / "figures.json")])
-    found = {row["name"]: row for row in json.loads((tmp_path / "figures.json").read_text())}
+    found = {
+        row["name"]: row for row in json.loads((tmp_path / "figures.json").read_text())
+    }
     # weights and two moments in float32, and what describes them
     size = found["size of a checkpoint"]["value"] * MIB
     assert size > 12e6 * found["parameters in training"]["value"]

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.tooling
 
 
 def told(index: int, *ids: int) -> Turn:
-    context = Segment(SegmentKind.TEMPLATE if index else SegmentKind.PROMPT, np.array([9, 9]))
+    context = Segment(
+        SegmentKind.TEMPLATE if index else SegmentKind.PROMPT, np.array([9, 9])
+    )
     likely = np.array([[own, own + 1] for own in ids], np.int32)
     side = alternatives_side(likely, np.full(likely.shape, -0.5, np.float32))
     return turn(index, [context], [sampled(ids, version=1, side=side)], "t")
@@ -64,7 +66,14 @@ def test_replaced_tokens_go(recorded: RecordedRun) -> None:
     assert segment.alternatives is not None
     assert segment.alternatives[0].tolist() == [*[[-1, -1]] * 3, [2, 3]]
     assert np.isneginf(segment.alternatives[1][:3]).all()
-    assert recorded.annotations["0-0-0"][0].arrays["token_loss"].tolist() == [0, 0, 0, 2, 3, 4]
+    assert recorded.annotations["0-0-0"][0].arrays["token_loss"].tolist() == [
+        0,
+        0,
+        0,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_what_is_written_is_read_again(recorded: RecordedRun, tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def test_the_products_of_a_thread_are_noted_in_order_and_done_again() -> None:
 def test_both_sides_see_the_same_ids_and_make_the_same_number_of_tokens() -> None:
     module, episodes = build_module("tiny", torch.float32, "cpu", 0), small(3)
     place = EnginePlace("tiny", context_tokens=CONTEXT, max_running=3, num_threads=1)
-    engine = TorchEngine(place, config=module.config.to_dict(), state_dict=module.state_dict())
+    engine = TorchEngine(
+        place, config=module.config.to_dict(), state_dict=module.state_dict()
+    )
     try:
         timed = by_engine(engine, episodes, time.perf_counter)
     finally:
@@ -64,9 +66,13 @@ def test_both_sides_see_the_same_ids_and_make_the_same_number_of_tokens() -> Non
 
 def test_memorys_floor_is_weights_once_a_step_and_keys_once_a_token() -> None:
     zeros = np.zeros(4, dtype=np.int32)
-    episodes = Episodes([zeros, zeros], [[zeros[:2]], [zeros[:2]]], np.array([[2, 1], [1, 1]]))
+    episodes = Episodes(
+        [zeros, zeros], [[zeros[:2]], [zeros[:2]]], np.array([[2, 1], [1, 1]])
+    )
     # the longest has 3 steps; keys before each token: 4, 5 and after the tool 8; 4 and 7
-    assert gpu_rollout.least_seconds(episodes, 1000, 10, 1.0) == 3 * 1000 + 10 * (4 + 5 + 8 + 4 + 7)
+    assert gpu_rollout.least_seconds(episodes, 1000, 10, 1.0) == 3 * 1000 + 10 * (
+        4 + 5 + 8 + 4 + 7
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -24,7 +24,9 @@ def test_the_page_has_a_row_for_each_combination_and_says_why_one_is_refused() -
     lines = [
         Line("qwen3", "torch", "bfloat16", False, "plain", found),
         Line("mixtral", "torch", "float32", False, "plain", {**found, "experts": 0.125}),
-        Line("mixtral", "torch", "float32", True, "any", refused="run.deterministic needs it"),
+        Line(
+            "mixtral", "torch", "float32", True, "any", refused="run.deterministic needs it"
+        ),
     ]
     cost = Figures()
     cost.at_most("generation: processor time", 4.0, "x", 3.0)
@@ -56,7 +58,9 @@ def test_a_deterministic_trainer_differs_by_nothing_and_an_ordinary_one_by_round
     assert 0 < ordinary["mean"] < ordinary["max"] < 1e-4
 
 
-def test_experts_are_those_of_the_sampler_where_nothing_rounds_otherwise(tmp_path: Path) -> None:
+def test_experts_are_those_of_the_sampler_where_nothing_rounds_otherwise(
+    tmp_path: Path,
+) -> None:
     model = write_family(tmp_path, "qwen3_moe", vocab_size=96)
     batch = sampled_batch(model, deterministic=False)
     assert batch.routed_experts is not None
@@ -68,7 +72,9 @@ def test_experts_are_those_of_the_sampler_where_nothing_rounds_otherwise(tmp_pat
     join(DistSpec())
     try:
         same, other = (
-            compare(Job(str(model), replace(batch, routed_experts=one)), DistSpec())["experts"]
+            compare(Job(str(model), replace(batch, routed_experts=one)), DistSpec())[
+                "experts"
+            ]
             for one in (batch.routed_experts, moved)
         )
     finally:

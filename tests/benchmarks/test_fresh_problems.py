@@ -29,7 +29,9 @@ def names_in(text: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def fresh_pairs() -> set[frozenset[int]]:
-    return {pair for task in code.tasks() for pair in pairs_of(str(task.messages[0]["content"]))}
+    return {
+        pair for task in code.tasks() for pair in pairs_of(str(task.messages[0]["content"]))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,9 @@ def test_a_thousand_problems_and_three_hundred_questions() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_operand_pair_occurs_in_training(fresh_pairs: set[frozenset[int]], seed: int) -> None:
+def test_no_operand_pair_occurs_in_training(
+    fresh_pairs: set[frozenset[int]], seed: int
+) -> None:
     tasks = load_object("task.py:tasks", code.EXAMPLE)(seed)
     rows = islice(load_object("warmup.py:demonstrations", code.EXAMPLE)(seed), 500 * 32)
     asked = [task.messages[0]["content"] for task in tasks] + [
@@ -62,7 +66,9 @@ def test_no_operand_pair_occurs_in_training(fresh_pairs: set[frozenset[int]], se
 def test_no_operand_pair_occurs_in_the_earlier_held_out_problems(
     fresh_pairs: set[frozenset[int]], seed: int
 ) -> None:
-    earlier = load_object("task.py:tasks", code.EXAMPLE)(seed, split="held_out", num_tasks=1000)
+    earlier = load_object("task.py:tasks", code.EXAMPLE)(
+        seed, split="held_out", num_tasks=1000
+    )
     assert fresh_pairs.isdisjoint(
         pair for task in earlier for pair in pairs_of(task.messages[0]["content"])
     )

@@ -39,7 +39,10 @@ def test_it_trains_a_tiny_model_on_a_cpu(tmp_path: Path) -> None:
     small = ["--steps", "2", "--prompts", "2", "--group", "2", "--tokens", "8"]
     told = tmp_path / "figures.json"
     assert (
-        main(["--device", "cpu", "--tiny", "--engine", "torch", *small, "--json", str(told)]) == 0
+        main(
+            ["--device", "cpu", "--tiny", "--engine", "torch", *small, "--json", str(told)]
+        )
+        == 0
     )
     names = {figure["name"]: figure["value"] for figure in json.loads(told.read_text())}
     assert names["steps"] == 2

@@ -91,10 +91,15 @@ def test_the_least_recomputation_and_the_first_row_that_fit_are_taken(
     }
     for memory_of, chosen in wanted.items():
         memory = counts[memory_of] / gpu_throughput.SAFE
-        fit = gpu_throughput.fitting("tiny", rows, all_of_it, memory, "segments", torch.float32)
+        fit = gpu_throughput.fitting(
+            "tiny", rows, all_of_it, memory, "segments", torch.float32
+        )
         assert fit is not None
         assert (fit.lengths, fit.recompute) == chosen
-    assert gpu_throughput.fitting("tiny", rows, all_of_it, 1000, "segments", torch.float32) is None
+    assert (
+        gpu_throughput.fitting("tiny", rows, all_of_it, 1000, "segments", torch.float32)
+        is None
+    )
 
 
 def test_operations_by_hand() -> None:
@@ -175,13 +180,29 @@ def test_a_cpu_is_for_a_trial_alone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_layout_of_two_ranks_takes_the_same_step(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(free_port()), "-m", "benchmarks.gpu_train", "--device", "cpu"]
+    command += [
+        "--master-port",
+        str(free_port()),
+        "-m",
+        "benchmarks.gpu_train",
+        "--device",
+        "cpu",
+    ]
     command += ["--tiny", "--layouts", "--steps", "1", "--json", str(file)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
+    told = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S
+    )
     assert told.returncode == 0, told.stderr[-3000:]
     off = {row["name"]: row["value"] for row in json.loads(file.read_text()) if row["met"]}
     assert list(off) == [
         f"tiny, {name}: loss and gradient norm, off by"
-        for name in ("full", "grad_op", "full, gradients summed once", "hybrid", "tp 2", "sp 2")
+        for name in (
+            "full",
+            "grad_op",
+            "full, gradients summed once",
+            "hybrid",
+            "tp 2",
+            "sp 2",
+        )
     ]
     assert max(off.values()) < 1e-5

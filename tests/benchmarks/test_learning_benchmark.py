@@ -35,7 +35,9 @@ def test_a_gain_is_over_the_best_decoding_before(tmp_path: Path) -> None:
     report_code(figures, tmp_path, {"code-1"})
     told = {row.name: row for row in figures.rows if row.target}
     gain = told["code, seed 1, fresh problems, greedy gain"]
-    above = told["code, seed 1, fresh problems, greedy after less best before (sampled at 0.5)"]
+    above = told[
+        "code, seed 1, fresh problems, greedy after less best before (sampled at 0.5)"
+    ]
     assert (gain.value, gain.met) == (pytest.approx(0.48), True)
     assert (above.value, above.met) == (pytest.approx(0.13), False)
 

@@ -12,7 +12,11 @@ from benchmarks.pivotal_turn import WINDOW, samples_until
 pytestmark = pytest.mark.tooling
 
 TASK = Task(
-    "t", info={"signs": ["red", "blue", "gold", "red", "red", "gold", "blue", "green"], "chest": 2}
+    "t",
+    info={
+        "signs": ["red", "blue", "gold", "red", "red", "gold", "blue", "green"],
+        "chest": 2,
+    },
 )
 
 
@@ -20,7 +24,9 @@ def walk(said: list[str]) -> tuple[list[float], list[str]]:
     """Rewards of the steps, and the names of the states."""
     env = Doors(TASK)
     seen = [env.reset(seed=0)]
-    results = [env.step(Action(door, {"role": "assistant", "content": door})) for door in said]
+    results = [
+        env.step(Action(door, {"role": "assistant", "content": door})) for door in said
+    ]
     assert [result.terminated for result in results] == [False] * (NUM_ROOMS - 1) + [True]
     seen += [result.observation for result in results[:-1]]
     return [result.reward for result in results], [each.info["state"] for each in seen]

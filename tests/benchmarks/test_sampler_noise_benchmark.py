@@ -21,7 +21,11 @@ def write(folder: Path, name: str) -> None:
     for seed in SEEDS:
         run = run_of(folder, name, seed)
         run.mkdir()
-        row = {"stage": "rl", "step": 0, "mismatch/ess": ESS.get(name.removesuffix(", mild"), 0.6)}
+        row = {
+            "stage": "rl",
+            "step": 0,
+            "mismatch/ess": ESS.get(name.removesuffix(", mild"), 0.6),
+        }
         (run / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
         value = ACCURACY.get(name, 0.9) + 0.1 * (seed - 1)
         found = {"sources": {"doors": {"avg@1": {"value": value}}}, "failed_samples": 0}
@@ -29,7 +33,9 @@ def write(folder: Path, name: str) -> None:
         kept.write_text(json.dumps(found), encoding="utf-8")
 
 
-def test_a_correction_is_held_against_the_start_and_sizes_are_in_order(tmp_path: Path) -> None:
+def test_a_correction_is_held_against_the_start_and_sizes_are_in_order(
+    tmp_path: Path,
+) -> None:
     for name in ("start", "clean", *VARIANTS, *(f"{level}, mild" for level in LEVELS)):
         write(tmp_path, name)
     figures = Figures()

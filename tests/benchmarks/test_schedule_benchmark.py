@@ -17,7 +17,13 @@ pytestmark = pytest.mark.tooling
 def ledger(folder: Path, *rows: tuple[int, str, dict[str, object]]) -> Path:
     """A run directory whose ledger moves one rollout of a group in each row."""
     lines = [
-        {"n": n, "attempt": 0, "policy": "main", "group_index": group, "rollout_indices": [0]}
+        {
+            "n": n,
+            "attempt": 0,
+            "policy": "main",
+            "group_index": group,
+            "rollout_indices": [0],
+        }
         | {"to": to, **detail}
         for n, (group, to, detail) in enumerate(rows)
     ]
@@ -65,17 +71,30 @@ def test_the_loss_is_paired_by_seed(waiting: tuple[float, float], met: bool) -> 
     assert loss.met is met
 
 
-def test_every_schedule_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_schedule_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(schedule.WAITS, "median_s", 0.01)
     inline = ("placement.mode=inline", "placement.rollout_workers=0")  # starts sooner
     chosen = {name: (*schedule.SCHEDULES[name], *inline) for name in (SYNC, DECISIVE)}
     monkeypatch.setattr(schedule, "SCHEDULES", chosen)
     told = tmp_path / "figures.json"
-    few = ("--only", "speed", "--seeds", "0", "--steps", "6", "--runs", str(tmp_path / "runs"))
+    few = (
+        "--only",
+        "speed",
+        "--seeds",
+        "0",
+        "--steps",
+        "6",
+        "--runs",
+        str(tmp_path / "runs"),
+    )
     status = main([*few, "--schedules", SYNC, DECISIVE, "--json", str(told)])
     assert status in (0, 1)  # 1: so short waits make no schedule faster
     figures = {row["name"]: row for row in json.loads(told.read_text())}
     assert figures[f"{DECISIVE}: largest staleness"]["met"]
-    assert figures[f"{DECISIVE}: share of the groups that is trained, filtered or failed"]["met"]
+    assert figures[f"{DECISIVE}: share of the groups that is trained, filtered or failed"][
+        "met"
+    ]
     assert figures[f"{DECISIVE}: sync's step over its own"]["target"] == ">= 1.8"
     assert 0 < figures[f"{SYNC}: share of the rollouts' core that is busy"]["value"] <= 1

@@ -21,16 +21,24 @@ PROSE = "The house is the oldest of the town, and nobody knows who built it for 
 
 def read(path: Path, text: str) -> list[str]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    path.write_bytes(
+        gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode()
+    )
     return list(english.paragraphs(path))
 
 
 def test_prose_is_read_from_each_kind_of_file(tmp_path: Path) -> None:
     page = f"<head><title>It is not of the text.</title></head><p>{PROSE}<td>x<script>a</script>"
     assert read(tmp_path / "a.html", page.replace("built", "b&#117;ilt")) == [PROSE]
-    manual = f'.TH CAT 1\n.\\" The line is a comment of the authors.\n{PROSE}\n.PP\n\\fBls\\fR\n'
-    assert read(tmp_path / "man1" / "cat.1.gz", manual.replace("The", "\\fIThe\\fP")) == [PROSE]
-    assert read(tmp_path / "b.txt.gz", f"{PROSE}\n\nint main() {{ return f(0, 1, 2); }}") == [PROSE]
+    manual = (
+        f'.TH CAT 1\n.\\" The line is a comment of the authors.\n{PROSE}\n.PP\n\\fBls\\fR\n'
+    )
+    assert read(tmp_path / "man1" / "cat.1.gz", manual.replace("The", "\\fIThe\\fP")) == [
+        PROSE
+    ]
+    assert read(
+        tmp_path / "b.txt.gz", f"{PROSE}\n\nint main() {{ return f(0, 1, 2); }}"
+    ) == [PROSE]
     assert read(tmp_path / "c.png", PROSE) == []
 
 
@@ -72,7 +80,9 @@ def test_every_figure_comes_out(tmp_path: Path) -> None:
     own = tmp_path / "texts" / "own"
     own.mkdir(parents=True)
     for number in range(40):
-        picked = rng.choices(["the", "of", "and", *names], weights=[400] * 3 + [1] * 500, k=120)
+        picked = rng.choices(
+            ["the", "of", "and", *names], weights=[400] * 3 + [1] * 500, k=120
+        )
         (own / f"{number}.txt").write_text(" ".join(picked))
     told = tmp_path / "figures.json"
     size = ["--passages", "40", "--queries", "25", "--packages", "own", "--json", str(told)]

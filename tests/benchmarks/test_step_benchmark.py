@@ -30,7 +30,13 @@ pytestmark = pytest.mark.tooling
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("12*34", "408"), ("(2 + 3)*4", "20"), ("2*215+4*87", "778"), ("-7 - -9", "2"), (" 5 ", "5")],
+    [
+        ("12*34", "408"),
+        ("(2 + 3)*4", "20"),
+        ("2*215+4*87", "778"),
+        ("-7 - -9", "2"),
+        (" 5 ", "5"),
+    ],
 )
 def test_calc_evaluates_arithmetic(expression: str, value: str) -> None:
     assert evaluate(expression) == value
@@ -88,11 +94,17 @@ def test_the_ratio_is_theirs_over_ours() -> None:
 def test_checkouts_are_compared_step_by_step() -> None:
     played = {"count/trajectories": 4, "driver_cpu_s": 0.02}
     ours = Side(
-        [{"time/step_s": 2.0, "count/trained_tokens": 7} | played, {"time/step_s": 8.0} | played]
+        [
+            {"time/step_s": 2.0, "count/trained_tokens": 7} | played,
+            {"time/step_s": 8.0} | played,
+        ]
     )
     slower = {"count/trajectories": 2, "driver_cpu_s": 0.08}
     other = Side(
-        [{"time/step_s": 1.0, "count/trained_tokens": 6} | slower, {"time/step_s": 10.0} | played]
+        [
+            {"time/step_s": 1.0, "count/trained_tokens": 6} | slower,
+            {"time/step_s": 10.0} | played,
+        ]
     )
     figures = Figures()
     compare_checkouts(figures, "code", ours, other)
@@ -100,7 +112,9 @@ def test_checkouts_are_compared_step_by_step() -> None:
     found = {row.name: row for row in figures.rows}
     ratio = found["code: a step over the other checkout's"]
     assert (ratio.value, ratio.met) == (pytest.approx((2.0 + 0.8) / 2), False)
-    assert found["code: share of steps that train as many tokens on both sides"].value == 0.5
+    assert (
+        found["code: share of steps that train as many tokens on both sides"].value == 0.5
+    )
     assert found["code: driver's time a trajectory"].value == pytest.approx(1000 * 0.04 / 8)
     driver = found["code: driver's time over the other checkout's"]
     assert (driver.value, driver.met) == (pytest.approx((0.04 / 8) / (0.1 / 6)), True)
@@ -119,12 +133,19 @@ def test_both_sides_have_the_same_settings(tmp_path: Path) -> None:
 
     ours = load_config(CALCULATOR / "config.yaml").resolved_stages()[-1]
     arguments = argparse.Namespace(
-        out=tmp_path, seed=0, micro_batch=128, cache=None, continuous_batching=False, threads=1
+        out=tmp_path,
+        seed=0,
+        micro_batch=128,
+        cache=None,
+        continuous_batching=False,
+        threads=1,
     )
     theirs = trl_side.settings(arguments)
 
     assert theirs.num_generations == ours.rollout.group_size
-    assert theirs.generation_batch_size == ours.train.batch_prompts * ours.rollout.group_size
+    assert (
+        theirs.generation_batch_size == ours.train.batch_prompts * ours.rollout.group_size
+    )
     assert theirs.max_tool_calling_iterations + 1 == ours.rollout.max_turns
     assert theirs.generation_kwargs == {"max_new_tokens": ours.rollout.max_turn_tokens}
     assert theirs.max_completion_length == ours.rollout.max_response_tokens
@@ -147,5 +168,7 @@ def test_trls_side_takes_as_many_steps_as_it_is_asked_for(tmp_path: Path) -> Non
 
     assert [len(rows) for rows in blocks] == [1, 2]
     assert all(
-        row["step_s"] > 0 and row["completions/mean_length"] > 0 for rows in blocks for row in rows
+        row["step_s"] > 0 and row["completions/mean_length"] > 0
+        for rows in blocks
+        for row in rows
     )

@@ -62,7 +62,8 @@ def test_sides_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> Non
         padding.Sides,
         "by_name",
         lambda self: {
-            name: (lambda: 7.0) if name == "packed" else run for name, run in by_name(self).items()
+            name: (lambda: 7.0) if name == "packed" else run
+            for name, run in by_name(self).items()
         },
     )
     with pytest.raises(RuntimeError, match="loss or gradients of 'packed' are off"):
@@ -86,7 +87,9 @@ def test_both_backends_take_the_same_steps() -> None:
 
 def test_logprobs_on_paper_are_those_of_whole_logits_or_of_a_chunk() -> None:
     # 4 rows of 2^23 entries are a chunk; a weight of width 1 and its gradient are 32 MiB
-    sizes = {way: logprob_memory.live_bytes(way, 1, 2**23, 16) for way in ("chunks", "whole")}
+    sizes = {
+        way: logprob_memory.live_bytes(way, 1, 2**23, 16) for way in ("chunks", "whole")
+    }
     whole = 16 * 2**23 * 4
     assert 3 * whole <= sizes["whole"] <= 3 * whole + 3 * 2**25
     assert 3 * whole / 4 <= sizes["chunks"] <= 3 * whole / 4 + 3 * 2**25
@@ -95,7 +98,9 @@ def test_logprobs_on_paper_are_those_of_whole_logits_or_of_a_chunk() -> None:
 @pytest.mark.slow
 def test_the_count_on_paper_is_a_childs_memory() -> None:
     real = logprob_memory.measured_bytes("chunks", 16, 500_000, 200)
-    assert logprob_memory.live_bytes("chunks", 16, 500_000, 200) == pytest.approx(real, rel=0.1)
+    assert logprob_memory.live_bytes("chunks", 16, 500_000, 200) == pytest.approx(
+        real, rel=0.1
+    )
 
 
 def test_a_part_that_does_not_exist_is_refused() -> None:

@@ -36,7 +36,10 @@ def test_a_run_that_is_kept_stays_as_it_was(tmp_path: Path) -> None:
         run = RunDirectory.open(root)
         run.ledger_path.write_text("")
         run.shard_path(0, "driver", 1).unlink()
-    with large_run(asked) as root, RunIndex(RunDirectory.open(root), tmp_path / "cache") as own:
+    with (
+        large_run(asked) as root,
+        RunIndex(RunDirectory.open(root), tmp_path / "cache") as own,
+    ):
         assert own.refresh() == 250
         assert own.page("trained_step:any").total > 0
     assert len(list(tmp_path.glob("run-*"))) == 1
@@ -62,7 +65,9 @@ def test_every_figure_of_the_formats_comes_out(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "targets"), [("group", 2), ("start", 2), ("live", 15)])
-def test_every_figure_in_the_browser_comes_out(part: str, targets: int, tmp_path: Path) -> None:
+def test_every_figure_in_the_browser_comes_out(
+    part: str, targets: int, tmp_path: Path
+) -> None:
     told = tmp_path / "figures.json"
     size = ("--trajectories", "250", "--seconds", "2", "--json", str(told))
     done = subprocess.run(

@@ -37,7 +37,9 @@ def ids(text: str) -> np.ndarray:
 
 def policy(text: str, version: int = 3) -> Segment:
     tokens = ids(text)
-    return Segment(SegmentKind.POLICY, tokens, np.full(tokens.size, -0.5, np.float32), version)
+    return Segment(
+        SegmentKind.POLICY, tokens, np.full(tokens.size, -0.5, np.float32), version
+    )
 
 
 def two_turns() -> Trajectory:
@@ -72,7 +74,9 @@ def two_turns() -> Trajectory:
     )
     task = Task("calc-1", (asked,), 42, "code")
     rewards = {"correct": 1.0}
-    return Trajectory(task, 5, 0, 0, "train", (first, second), Status("terminated"), rewards, 1.0)
+    return Trajectory(
+        task, 5, 0, 0, "train", (first, second), Status("terminated"), rewards, 1.0
+    )
 
 
 def failed() -> Trajectory:
@@ -92,7 +96,9 @@ def index_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """A run of two trajectories and two steps, without a model folder."""
-    run = RunDirectory.create(tmp_path / "run", {"created": "2026-01-02T03:04:05Z", "seed": 7})
+    run = RunDirectory.create(
+        tmp_path / "run", {"created": "2026-01-02T03:04:05Z", "seed": 7}
+    )
     with TrajectoryWriter(run) as writer:
         writer.write(two_turns(), step=1)
         writer.write(failed(), step=1)
@@ -116,7 +122,9 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def tokenizer(run_dir: Path) -> None:
     """Gives the run a model folder with the tokenizer of ``WORDS``."""
-    made = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<start>"))
+    made = Tokenizer(
+        WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<start>")
+    )
     made.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
     folder = RunDirectory(run_dir).models_folder / "rl"
     folder.mkdir(parents=True)

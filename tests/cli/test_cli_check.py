@@ -117,22 +117,33 @@ def check(tmp_path: Path, agentrl: Agentrl) -> Callable[..., tuple[int, str, str
     ("reward", "told"),
     [
         ("task.py:nothing", r"must be a finite number, got None; .*task\.py:{nothing}\)"),
-        ("task.py:not_a_number", r"must be a finite number, got nan; .*task\.py:{not_a_number}\)"),
+        (
+            "task.py:not_a_number",
+            r"must be a finite number, got nan; .*task\.py:{not_a_number}\)",
+        ),
         ("task.py:text", r"must be a finite number, got '1\.0'; .*task\.py:{text}\)"),
         ("task.py:raises", r"raised JSONDecodeError: .*task\.py:{raises}\+3\)"),
         ("task.py:raises_later", r"raised IndexError: .*task\.py:{raises_later}\+1\)"),
-        ("task.py:only_when_right", r"raised ZeroDivisionError: .*task\.py:{only_when_right}\+2\)"),
+        (
+            "task.py:only_when_right",
+            r"raised ZeroDivisionError: .*task\.py:{only_when_right}\+2\)",
+        ),
         (
             "task.py:held_out",
             r"eval\.sets\.own: .* raised KeyError: 'held' \(.*task\.py:{held_out}\+2\)",
         ),
-        ("{function: task.py:weighed, args: {factor: 2}}", r"got None; .*task\.py:{weighed}\)"),
+        (
+            "{function: task.py:weighed, args: {factor: 2}}",
+            r"got None; .*task\.py:{weighed}\)",
+        ),
     ],
 )
 def test_a_reward_that_gives_no_number_is_found_with_its_line(
     check: Callable[..., tuple[int, str, str]], reward: str, told: str
 ) -> None:
-    told = re.sub(r"\{(\w+)\}(?:\\\+(\d))?", lambda m: str(LINE[m[1]] + int(m[2] or 0)), told)
+    told = re.sub(
+        r"\{(\w+)\}(?:\\\+(\d))?", lambda m: str(LINE[m[1]] + int(m[2] or 0)), told
+    )
     code, _, err = check(reward)
     assert code == 2
     assert re.search(told, err), err
@@ -145,22 +156,66 @@ def test_a_reward_that_gives_no_number_is_found_with_its_line(
         ("owm.py:f", "", "reward.functions.N.function='owm.py:f' cannot be loaded: there"),
         ("task.py:number", "", "must be a function or class that takes (episode), got int"),
         ("task.py:alone", "", "must take (episode), but has the signature ()"),
-        ("task.py:raises", "data=task.py:number", "data.train='task.py:number' must be a function"),
-        ("task.py:raises", "data=owm.py:tasks", "data.train='owm.py:tasks' cannot be loaded"),
-        ("task.py:raises", "data=task.py:weighed", "must take no arguments, or seed, but has the"),
-        ("task.py:raises", "env.entry_point=owm.py:E", "env.entry_point='owm.py:E' cannot be load"),
+        (
+            "task.py:raises",
+            "data=task.py:number",
+            "data.train='task.py:number' must be a function",
+        ),
+        (
+            "task.py:raises",
+            "data=owm.py:tasks",
+            "data.train='owm.py:tasks' cannot be loaded",
+        ),
+        (
+            "task.py:raises",
+            "data=task.py:weighed",
+            "must take no arguments, or seed, but has the",
+        ),
+        (
+            "task.py:raises",
+            "env.entry_point=owm.py:E",
+            "env.entry_point='owm.py:E' cannot be load",
+        ),
         (
             "task.py:raises",
             "model={build: task.py:alone}",
             "model.build='task.py:alone' must take",
         ),
-        ("task.py:raises", "train.loop=task.py:no", "train.loop='task.py:no' cannot be loaded"),
-        ("task.py:raises", "checkpoint.copy_to=foo://x", "checkpoint.copy_to='foo://x' cannot be"),
-        ("task.py:raises", "run.replay=nope", "run.replay='nope' must name a run: 'nope' is not"),
-        ("task.py:raises", "model.tool_parser=os:no", "model.tool_parser='os:no' cannot be loaded"),
-        ("task.py:raises", "model.tool_parser=task.py:number", "task.py:number' is no parser"),
-        ("task.py:raises", "model.tool_parser=os:sep", "model.tool_parser='os:sep' is no parser"),
-        ("task.py:raises", "rollout.engine=os:no", "rollout.engine='os:no' cannot be loaded"),
+        (
+            "task.py:raises",
+            "train.loop=task.py:no",
+            "train.loop='task.py:no' cannot be loaded",
+        ),
+        (
+            "task.py:raises",
+            "checkpoint.copy_to=foo://x",
+            "checkpoint.copy_to='foo://x' cannot be",
+        ),
+        (
+            "task.py:raises",
+            "run.replay=nope",
+            "run.replay='nope' must name a run: 'nope' is not",
+        ),
+        (
+            "task.py:raises",
+            "model.tool_parser=os:no",
+            "model.tool_parser='os:no' cannot be loaded",
+        ),
+        (
+            "task.py:raises",
+            "model.tool_parser=task.py:number",
+            "task.py:number' is no parser",
+        ),
+        (
+            "task.py:raises",
+            "model.tool_parser=os:sep",
+            "model.tool_parser='os:sep' is no parser",
+        ),
+        (
+            "task.py:raises",
+            "rollout.engine=os:no",
+            "rollout.engine='os:no' cannot be loaded",
+        ),
         (
             "agentrl.envs:exact_answer",
             "data.sampler=task.py:no_sampler",
@@ -182,7 +237,9 @@ def test_every_task_of_a_set_is_played_twice_and_scored(
 ) -> None:
     code, out, err = check("agentrl.envs:exact_answer")
     assert (code, err) == (0, "")
-    scored = re.findall(r"(\S+): '(.*)': the (.*) is scored (\S+) of 1 \(.*\), terminated", out)
+    scored = re.findall(
+        r"(\S+): '(.*)': the (.*) is scored (\S+) of 1 \(.*\), terminated", out
+    )
     assert scored == [
         (name, task, script, score)
         for name, split in (("data.train", "train"), ("eval.sets.own", "held"))
@@ -250,10 +307,13 @@ def test_demonstrations_are_read_as_training_reads_them(
 def test_the_first_tasks_of_a_stream_are_played(
     check: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    rows = [f'{{"prompt": "What?", "answer": "the {n}th", "id": "row-{n}"}}\n' for n in range(5)]
+    rows = [
+        f'{{"prompt": "What?", "answer": "the {n}th", "id": "row-{n}"}}\n' for n in range(5)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(rows))
     code, out, err = check(
-        "agentrl.envs:exact_answer", "data={train: rows.jsonl, stream: true, shuffle: false}"
+        "agentrl.envs:exact_answer",
+        "data={train: rows.jsonl, stream: true, shuffle: false}",
     )
     assert (code, err) == (0, "")
     assert "data.train: a stream of tasks, the first is 'row-0'" in out

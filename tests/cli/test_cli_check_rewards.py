@@ -103,9 +103,16 @@ def test_the_reference_solution_calls_the_tools_and_gets_full_marks(
     assert (code, err) == (0, "")
     assert out.count("the empty answer is scored 0 of 1") == 3
     assert out.count("the reference solution is scored 1 of 1") == 3
-    assert [f"'{name}'" in out for name in ("t0", "t1", "t2", "t4")] == [True, False, True, True]
+    assert [f"'{name}'" in out for name in ("t0", "t1", "t2", "t4")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert 'calls lamp {"on":true}' in out  # without a tokenizer: the messages
-    assert '"properties":{"on":{"type":"boolean"}}' in out  # the schema as the model reads it
+    assert (
+        '"properties":{"on":{"type":"boolean"}}' in out
+    )  # the schema as the model reads it
 
 
 def test_what_user_code_changes_of_a_task_is_told(
@@ -131,7 +138,10 @@ def test_a_reference_solution_without_full_marks_is_a_fault(
 ) -> None:
     code, _, err = check("never", "--tasks", "1")
     assert code == 5
-    assert "task 't0': the reference solution gets 0 of 1 (terminated); correct the solution" in err
+    assert (
+        "task 't0': the reference solution gets 0 of 1 (terminated); correct the solution"
+        in err
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +173,9 @@ def test_what_calls_cost_is_held_against_no_solution(
 
 def test_full_marks_can_be_said(check: Callable[..., tuple[int, str, str]]) -> None:
     assert check("is_not_broken", "reward.full_marks=0.5")[0] == 5
-    assert check("is_not_broken", "reward.full_marks=2")[0] == 5  # now the solution lacks marks
+    assert (
+        check("is_not_broken", "reward.full_marks=2")[0] == 5
+    )  # now the solution lacks marks
     assert check("is_on", "reward.full_marks=1")[0] == 0
 
 
@@ -176,7 +188,9 @@ def test_an_environment_gives_its_own_solution(agentrl: Agentrl) -> None:
     assert "demonstrations: 100 measured, tokens: min " in out
     shown = out[out.index("task 'train-0' with the reference solution") :]
     assert "   policy | " in shown
-    assert "<|im_end|>" in shown.split("   policy | ")[1].splitlines()[0]  # trained with its end
+    assert (
+        "<|im_end|>" in shown.split("   policy | ")[1].splitlines()[0]
+    )  # trained with its end
 
 
 def test_a_resource_is_opened_and_asked(
@@ -186,9 +200,8 @@ def test_a_resource_is_opened_and_asked(
     (tmp_path / "there").write_text("abc")
     override = "env.tools=[task.py:Lamp, task.py:read]"
     for name, code in (("there", 0), ("missing", 4)):
-        opens = (
-            f"env.resources={{db: {{function: task.py:Base, args: {{path: {tmp_path / name}}}}}}}"
-        )
+        base = f"{{function: task.py:Base, args: {{path: {tmp_path / name}}}}}"
+        opens = f"env.resources={{db: {base}}}"
         found, out, err = agentrl("check", tmp_path / "config.yaml", override, opens)
         assert found == code, err
         told = "resource db: a Base is open, 3 characters ("
@@ -216,7 +229,10 @@ def test_a_server_that_does_not_start_is_named(
     [
         (7, "must be a text or a list of the assistant's turns"),
         ([], "must be a text or a list"),
-        ([{"role": "user", "content": "?"}], "turn 0 must be a text, or an assistant's message"),
+        (
+            [{"role": "user", "content": "?"}],
+            "turn 0 must be a text, or an assistant's message",
+        ),
         ([{"tool_calls": [{"arguments": {}}]}], "must be a function call with a name"),
         ([{"tool_calls": [{"name": "f", "arguments": "{"}]}], "must be JSON text"),
     ],
@@ -229,9 +245,13 @@ def test_what_is_no_solution_is_named(given: object, told: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "code"), [(19, 5), (20, 0)])
-def test_a_limit_that_leaves_no_task_is_a_fault(agentrl: Agentrl, limit: int, code: int) -> None:
+def test_a_limit_that_leaves_no_task_is_a_fault(
+    agentrl: Agentrl, limit: int, code: int
+) -> None:
     example = EXAMPLES / "code" / "config.yaml"
-    found, out, err = agentrl("check", example, f"data.max_prompt_tokens={limit}", "--tasks", "1")
+    found, out, err = agentrl(
+        "check", example, f"data.max_prompt_tokens={limit}", "--tasks", "1"
+    )
     assert found == code, out + err
     told = "leaves out every task of data.train: of 4000 prompts the shortest has 20 tokens"
     assert (told in err) == bool(code)

@@ -63,7 +63,9 @@ def own_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_reap_removes_what_the_dead_left_and_lists_it(
     no_engine: str, own_temp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = own_temp / f"{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}"
+    left = (
+        own_temp / f"{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}"
+    )
     left.mkdir()
     (left / "file").write_text("x")
     assert run(["doctor", "--reap"]) == 0
@@ -77,7 +79,9 @@ def test_reap_removes_what_the_dead_left_and_lists_it(
 def test_reap_removes_the_folders_of_dead_servers(
     no_engine: str, own_temp: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = own_temp / f"{SERVER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}"
+    left = (
+        own_temp / f"{SERVER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}"
+    )
     left.mkdir()
     (left / "file").write_text("x")
     assert run(["doctor", "--reap"]) == 0

@@ -87,8 +87,12 @@ def test_statistics_leave_failed_samples_out(trajectories: list[Trajectory]) -> 
     ]
 
 
-def test_score_again_without_a_model(agentrl: Agentrl, eval_file: Path, rewards: Path) -> None:
-    code, out, _ = agentrl("eval", "--score", eval_file, "--reward", f"{rewards}:says_42", "--json")
+def test_score_again_without_a_model(
+    agentrl: Agentrl, eval_file: Path, rewards: Path
+) -> None:
+    code, out, _ = agentrl(
+        "eval", "--score", eval_file, "--reward", f"{rewards}:says_42", "--json"
+    )
     assert code == 0
     report = json.loads(out)
     assert report["sources"]["code"]["avg@1"]["value"] == 1.0
@@ -98,7 +102,9 @@ def test_score_again_without_a_model(agentrl: Agentrl, eval_file: Path, rewards:
 def test_a_reward_sees_the_turns_of_a_stored_episode(
     agentrl: Agentrl, eval_file: Path, rewards: Path
 ) -> None:
-    _, out, _ = agentrl("eval", "--score", eval_file, "--reward", f"{rewards}:called", "--json")
+    _, out, _ = agentrl(
+        "eval", "--score", eval_file, "--reward", f"{rewards}:called", "--json"
+    )
     assert json.loads(out)["sources"]["code"]["avg@1"]["value"] == 1.0
 
 
@@ -144,7 +150,9 @@ def test_the_table_has_intervals(agentrl: Agentrl, eval_file: Path, rewards: Pat
     assert ["code", "pass@1", "1.000", "0.207", "to", "1.000", "1"] in lines
 
 
-def test_a_file_of_verls_can_be_scored(agentrl: Agentrl, rewards: Path, tmp_path: Path) -> None:
+def test_a_file_of_verls_can_be_scored(
+    agentrl: Agentrl, rewards: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "verl.parquet"
     row = {
         "data_source": "gsm8k",
@@ -152,7 +160,12 @@ def test_a_file_of_verls_can_be_scored(agentrl: Agentrl, rewards: Path, tmp_path
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": "42"},
         # as its GSM8K has it: the names are ours too, and what they hold is not
-        "extra_info": {"split": "test", "index": 3, "answer": "6*7 is\n#### 42", "info": "none"},
+        "extra_info": {
+            "split": "test",
+            "index": 3,
+            "answer": "6*7 is\n#### 42",
+            "info": "none",
+        },
         "responses": ["it is 42", "it is 41", "42", "42"],
     }
     pq.write_table(pa.Table.from_pylist([row]), path)
@@ -167,24 +180,42 @@ def test_a_file_of_verls_can_be_scored(agentrl: Agentrl, rewards: Path, tmp_path
     ("tokens", "code", "words"),
     [
         (["--score", "FILE"], 2, "--score FILE needs --reward"),
-        (["--score", "FILE", "--reward", "REWARDS:says_42", "--samples", "2"], 2, "--samples or"),
-        (["--score", "FILE", "--reward", "REWARDS:says_42", "--set", "code"], 2, "--samples or"),
+        (
+            ["--score", "FILE", "--reward", "REWARDS:says_42", "--samples", "2"],
+            2,
+            "--samples or",
+        ),
+        (
+            ["--score", "FILE", "--reward", "REWARDS:says_42", "--set", "code"],
+            2,
+            "--samples or",
+        ),
         (
             ["--score", "absent.parquet", "--reward", "REWARDS:says_42"],
             3,
             "there is no file absent.parquet",
         ),
-        (["--score", "REWARDS", "--reward", "REWARDS:says_42"], 3, "cannot be read as Parquet"),
+        (
+            ["--score", "REWARDS", "--reward", "REWARDS:says_42"],
+            3,
+            "cannot be read as Parquet",
+        ),
         (["--score", "FILE", "--reward", "REWARDS:say_42"], 2, "did you mean 'says_42'?"),
         ([], 2, "name a run or a model"),
         (["some/model"], 2, "is no run directory, so name a configuration"),
     ],
 )
 def test_a_mistake_is_named(
-    agentrl: Agentrl, eval_file: Path, rewards: Path, tokens: list[str], code: int, words: str
+    agentrl: Agentrl,
+    eval_file: Path,
+    rewards: Path,
+    tokens: list[str],
+    code: int,
+    words: str,
 ) -> None:
     filled = [
-        token.replace("FILE", str(eval_file)).replace("REWARDS", str(rewards)) for token in tokens
+        token.replace("FILE", str(eval_file)).replace("REWARDS", str(rewards))
+        for token in tokens
     ]
     found, _, err = agentrl("eval", *filled)
     assert found == code
@@ -199,7 +230,9 @@ def test_a_reward_that_raises_names_itself_and_the_task(
     assert "error: reward 'broken' of task 'calc-1' raised ZeroDivisionError" in err
 
 
-def test_tasks_of_one_id_in_two_data_sources_stay_apart(trajectories: list[Trajectory]) -> None:
+def test_tasks_of_one_id_in_two_data_sources_stay_apart(
+    trajectories: list[Trajectory],
+) -> None:
     one = trajectories[0]
     other = replace(one, task=replace(one.task, data_source="search"))
     found: list[EvaluatedTask] = evaluated_tasks([one, other, one])

@@ -70,9 +70,13 @@ def test_each_set_is_played_with_its_own_settings(
     evaluated = read_eval_file(out)
     temperatures: dict[str, set[float]] = {}
     for entry in evaluated:
-        for turn in (turn for trajectory in entry.trajectories for turn in trajectory.turns):
+        for turn in (
+            turn for trajectory in entry.trajectories for turn in trajectory.turns
+        ):
             assert turn.sampling is not None
-            temperatures.setdefault(entry.task.data_source, set()).add(turn.sampling.temperature)
+            temperatures.setdefault(entry.task.data_source, set()).add(
+                turn.sampling.temperature
+            )
     # one source in several sets is told apart by the set; what is examined only before training is
     # left out
     assert temperatures == {"plain/code": {1.0}, "bare/code": {1.0}, "cold/code": {0.25}}

@@ -23,11 +23,18 @@ def start(*tokens: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentrl", *map(str, tokens)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, env=environment
+        command,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env=environment,
     )
 
 
-def test_a_configuration_error_ends_the_program_with_2_and_no_traceback(tmp_path: Path) -> None:
+def test_a_configuration_error_ends_the_program_with_2_and_no_traceback(
+    tmp_path: Path,
+) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
         "model: {path: m}\ndata: task.py:tasks\nrollout: {group_size: 1}\noptim: {rl: 1}\n"
@@ -54,18 +61,23 @@ sys.exit(code)
 
 def before_anything_is_loaded(*tokens: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, tokens)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
 
 
 CODE_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code" / "config.yaml"
 
 
-def test_a_run_directory_that_exists_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_run_directory_that_exists_is_told_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "notes.txt").touch()
     done = before_anything_is_loaded("train", CODE_EXAMPLE, f"run.dir={tmp_path}")
     assert (done.returncode, done.stdout) == (2, "")
     assert (
-        "must be a new or empty folder, and already holds files, such as notes.txt" in done.stderr
+        "must be a new or empty folder, and already holds files, such as notes.txt"
+        in done.stderr
     )
 
 
@@ -83,9 +95,13 @@ def test_more_sandboxes_than_a_host_holds_are_told_before_the_run_directory_is_m
 def test_a_run_that_is_not_there_to_be_resumed_is_told_before_anything_is_loaded(
     tmp_path: Path,
 ) -> None:
-    done = before_anything_is_loaded("train", CODE_EXAMPLE, f"run.dir={tmp_path}", "--resume")
+    done = before_anything_is_loaded(
+        "train", CODE_EXAMPLE, f"run.dir={tmp_path}", "--resume"
+    )
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith(f"error: '{tmp_path}' is not a run directory: it has no run.json")
+    assert done.stderr.startswith(
+        f"error: '{tmp_path}' is not a run directory: it has no run.json"
+    )
 
 
 def test_help_lists_the_commands_without_loading_anything_heavy() -> None:
@@ -136,7 +152,9 @@ def test_each_error_has_its_exit_code(
     assert err.splitlines()[-1] == ("interrupted" if code == 130 else f"error: {error}")
 
 
-def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_is_not_ours_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail() -> None:
         raise ZeroDivisionError
 
@@ -177,7 +195,9 @@ def test_the_help_of_a_command_is_the_first_line_of_its_own(agentrl: Agentrl) ->
         assert " ".join(app[command].help.split()) in " ".join(out.split())
 
 
-def test_dry_run_prints_every_value_with_its_origin(agentrl: Agentrl, tmp_path: Path) -> None:
+def test_dry_run_prints_every_value_with_its_origin(
+    agentrl: Agentrl, tmp_path: Path
+) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("model: {path: m}\ndata: task.py:tasks\noptim: {lr: 1e-3}\n")
     code, out, _ = agentrl("train", config, "--dry-run", "run.seed=5")
@@ -190,7 +210,9 @@ def test_dry_run_prints_every_value_with_its_origin(agentrl: Agentrl, tmp_path: 
 
 def test_dry_run_makes_no_run_directory(agentrl: Agentrl, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text(f"model: {{path: m}}\ndata: task.py:tasks\nrun: {{dir: {tmp_path}/run}}\n")
+    config.write_text(
+        f"model: {{path: m}}\ndata: task.py:tasks\nrun: {{dir: {tmp_path}/run}}\n"
+    )
     agentrl("train", config, "--dry-run")
     assert not (tmp_path / "run").exists()
 
@@ -198,13 +220,19 @@ def test_dry_run_makes_no_run_directory(agentrl: Agentrl, tmp_path: Path) -> Non
 def test_the_end_of_the_reader_is_no_error(run_dir: Path) -> None:
     command = f"{sys.executable} -m agentrl show {run_dir} 5-0-0 --json | head -c 1; echo ${{PIPESTATUS[0]}}"  # noqa: E501
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert done.stdout == "{0\n"
     assert done.stderr == ""
 
 
-LASTING = "from agentrl.cli.terminal import LastingConsole as C; c = C(); c.print(1); c.print(2)"
+LASTING = (
+    "from agentrl.cli.terminal import LastingConsole as C; c = C(); c.print(1); c.print(2)"
+)
 
 
 @pytest.mark.parametrize(

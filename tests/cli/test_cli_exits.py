@@ -151,7 +151,9 @@ def test_check_says_which_file_exits_when_imported(agentrl: Agentrl, project: Pa
     assert (code, "leaves.py:2" in err) == (3, True), err
 
 
-@pytest.mark.parametrize(("tool", "where"), [("task.py:Made", "made"), ("task.py:SetUp", "set_up")])
+@pytest.mark.parametrize(
+    ("tool", "where"), [("task.py:Made", "made"), ("task.py:SetUp", "set_up")]
+)
 def test_try_says_which_line_exited(
     agentrl: Agentrl, project: Path, tool: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +187,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration with a model that plays, and a reward that exits once ``leave`` exists."""
     folder = tmp_path_factory.mktemp("leaving")
     (folder / "model").mkdir()
-    load_object(f"{MODEL_TASK.name}:build_model", MODEL_TASK.parent)(folder / "model", seed=0)
+    load_object(f"{MODEL_TASK.name}:build_model", MODEL_TASK.parent)(
+        folder / "model", seed=0
+    )
     (folder / "own.py").write_text(REWARD)
     config = folder / "config.yaml"
     config.write_text(

@@ -70,7 +70,9 @@ def tools(tmp_path: Path) -> str:
 # --- try
 
 
-def test_a_tool_shows_its_schema_alone_without_arguments(agentrl: Agentrl, tools: str) -> None:
+def test_a_tool_shows_its_schema_alone_without_arguments(
+    agentrl: Agentrl, tools: str
+) -> None:
     code, out, _ = agentrl("try", f"{tools}:add")
     assert code == 0
     assert json.loads(out)["function"]["parameters"]["required"] == ["a", "b"]
@@ -108,8 +110,18 @@ def test_a_built_in_tool_is_tried_by_its_name(agentrl: Agentrl) -> None:
     assert agentrl("try", "calculator", SUM)[1].endswith("14\n")
 
 
-def test_a_configuration_brings_the_prompt_and_the_task(agentrl: Agentrl, project: Path) -> None:
-    given = ("try", "weigh", "{}", "--config", project / "config.yaml", "--task", "parcel-3")
+def test_a_configuration_brings_the_prompt_and_the_task(
+    agentrl: Agentrl, project: Path
+) -> None:
+    given = (
+        "try",
+        "weigh",
+        "{}",
+        "--config",
+        project / "config.yaml",
+        "--task",
+        "parcel-3",
+    )
     code, out, err = agentrl(*given)
     assert (code, err) == (0, "")
     prompt = out[out.index("the prompt of task 'parcel-3', ") :]
@@ -157,26 +169,32 @@ def test_a_reward_model_that_scores_nothing_is_told(play: Agentrl) -> None:
     assert "reward.model scores nothing here" in out
 
 
-def test_a_faulty_call_is_told_and_the_end_of_the_input_leaves_the_episode(play: Agentrl) -> None:
+def test_a_faulty_call_is_told_and_the_end_of_the_input_leaves_the_episode(
+    play: Agentrl,
+) -> None:
     code, out, err = play('{"name": "weigh", }\n')
     assert "tool | Error: the call is no valid JSON" in out
     assert code == 130
     assert "the input has ended" in err
 
 
-def test_a_task_of_a_stream_is_looked_for_among_its_first(play: Agentrl, project: Path) -> None:
+def test_a_task_of_a_stream_is_looked_for_among_its_first(
+    play: Agentrl, project: Path
+) -> None:
     (project / "rows.jsonl").write_text(
         "".join(f'{{"prompt": "Say 281.", "id": "row-{n}"}}\n' for n in range(3))
     )
     # With a weight the stream has no end: its rows begin again.
-    stream = (
-        "data={train: [{data: rows.jsonl, weight: 1, name: own}], stream: true, shuffle: false}"
-    )
+    rows = "{data: rows.jsonl, weight: 1, name: own}"
+    stream = f"data={{train: [{rows}], stream: true, shuffle: false}}"
     code, out, err = play("281\n", stream, "--task", "own/row-2")
     assert "task own/row-2" in out, err
     code, _, err = play("", stream, "--task", "row-9")
     assert code == 2
-    assert "--task must be the id of a task of data.train among the first 1000 of the stream" in err
+    assert (
+        "--task must be the id of a task of data.train among the first 1000 of the stream"
+        in err
+    )
 
 
 def test_an_input_that_is_always_at_its_end_leaves_the_episode(
@@ -202,7 +220,9 @@ def test_a_first_project_has_at_most_60_lines_and_writes_nothing_over(
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below"])
-def test_a_first_project_needs_a_folder(agentrl: Agentrl, tmp_path: Path, folder: str) -> None:
+def test_a_first_project_needs_a_folder(
+    agentrl: Agentrl, tmp_path: Path, folder: str
+) -> None:
     (tmp_path / "file").touch()
     code, _, err = agentrl("init", tmp_path / folder)
     assert code == 2
@@ -216,7 +236,12 @@ def test_a_first_project_passes_its_test_its_check_and_trains_two_steps(
 ) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(project)]
     tested = subprocess.run(
-        command, cwd=project, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        command,
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert tested.returncode == 0, tested.stdout
     assert "1 passed" in tested.stdout

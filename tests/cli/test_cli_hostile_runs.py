@@ -36,7 +36,13 @@ SECRET = "the word of another's file"
 
 
 def line(**more: object) -> str:
-    alert = {"level": "warning", "event": "odd", "message": "a \udcff b", "step": 1, "id": "9-9-9"}
+    alert = {
+        "level": "warning",
+        "event": "odd",
+        "message": "a \udcff b",
+        "step": 1,
+        "id": "9-9-9",
+    }
     return json.dumps({**alert, **more}) + "\n"
 
 
@@ -49,7 +55,9 @@ MAKE: dict[str, Callable[[Path, Path], object]] = {
     "a device": lambda path, _: linked(path, Path("/dev/zero")),
     "a link": lambda path, outside: linked(path, outside),
     "a link to itself": lambda path, _: linked(path, path),
-    "deep": lambda path, _: path.write_text('{"step": 1, "x": ' * 900 + "1" + "}" * 900 + "\n"),
+    "deep": lambda path, _: path.write_text(
+        '{"step": 1, "x": ' * 900 + "1" + "}" * 900 + "\n"
+    ),
     "deeper": lambda path, _: path.write_text("[" * 200_000 + "\n"),
     "other types": lambda path, _: path.write_text(
         line(step={"a": 1}, group_index=2**70, rewards="[1]", recorded_at="now", stage=[1])
@@ -112,7 +120,9 @@ def test_one_bad_configuration_hides_no_other_run(
 ) -> None:
     RunDirectory.create(tmp_path / "odd", {"command": 5})
     RunDirectory.create(tmp_path / "other", {"seed": 1}, "stages: !run [")
-    (run_dir / "config.resolved.yaml").write_text("stages: {a: [1]}\nmodel: 5\nstore: [1]\n")
+    (run_dir / "config.resolved.yaml").write_text(
+        "stages: {a: [1]}\nmodel: 5\nstore: [1]\n"
+    )
     app = create_app(tmp_path, token="secret")
     asking = TestClient(app, "http://localhost", headers={"Authorization": "Bearer secret"})
     rows = {row["name"]: row for row in asking.get("/api/runs").json()["runs"]}
@@ -170,7 +180,9 @@ def test_a_heartbeat_with_odd_fields_is_none(
 
 
 @pytest.mark.parametrize("link", ["file", "folder"])
-def test_a_note_follows_no_link_out_of_the_run(run_dir: Path, tmp_path: Path, link: str) -> None:
+def test_a_note_follows_no_link_out_of_the_run(
+    run_dir: Path, tmp_path: Path, link: str
+) -> None:
     from agentrl.viewer.notes import NoteBook
     from agentrl.viewer.viewer_error import ViewerError
 
@@ -192,7 +204,9 @@ def test_a_note_follows_no_link_out_of_the_run(run_dir: Path, tmp_path: Path, li
 HIDDEN = "a\u202eb\U000e0041c\u2066d\udcffe\x9bf"
 
 
-def test_what_hides_or_steers_is_told_by_its_number(agentrl: Agentrl, run_dir: Path) -> None:
+def test_what_hides_or_steers_is_told_by_its_number(
+    agentrl: Agentrl, run_dir: Path
+) -> None:
     event = {"level": "warning", "event": "odd", "message": HIDDEN}
     (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
     _, people, _ = agentrl("tail", run_dir)

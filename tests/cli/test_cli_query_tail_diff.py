@@ -89,7 +89,9 @@ def test_a_query_has_the_numbers_of_a_run_however_large(
     assert code == 0, err
     # no whole number of versions
     assert list(json.loads(out)[0].values()) == [large, large, -large, None]
-    code, out, _ = agentrl("query", run_dir, "SELECT count(*) AS number FROM metrics", "--json")
+    code, out, _ = agentrl(
+        "query", run_dir, "SELECT count(*) AS number FROM metrics", "--json"
+    )
     assert (code, json.loads(out)) == (0, [{"number": 2}])
 
 
@@ -108,7 +110,9 @@ def test_a_query_tells_times_and_nested_numbers(agentrl: Agentrl, run_dir: Path)
 
 
 @pytest.mark.usefixtures("tokenizer")
-def test_json_of_a_query_that_was_cut_says_so_beside_it(agentrl: Agentrl, run_dir: Path) -> None:
+def test_json_of_a_query_that_was_cut_says_so_beside_it(
+    agentrl: Agentrl, run_dir: Path
+) -> None:
     _, out, err = agentrl("query", run_dir, "SELECT 1 FROM turns", "--json", "--limit", "1")
     assert len(json.loads(out)) == 1
     assert "there are more (--limit, 10000 at most)" in err
@@ -160,7 +164,16 @@ def test_tail_of_a_run_that_ended_shows_the_latest_and_ends(
 
 def test_tail_follows_a_living_run_until_ctrl_c(run_dir: Path) -> None:
     run = RunDirectory(run_dir)
-    command = [sys.executable, "-m", "agentrl", "tail", str(run_dir), "--json", "--interval", "0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl",
+        "tail",
+        str(run_dir),
+        "--json",
+        "--interval",
+        "0.1",
+    ]
     with Heartbeat(run), TrajectoryWriter(run, "late") as writer:
         tail = subprocess.Popen(
             [*command, "reward>0.9"], stdout=subprocess.PIPE, text=True, env={**os.environ}
@@ -211,7 +224,9 @@ def test_show_says_whether_a_run_lives(agentrl: Agentrl, run_dir: Path) -> None:
     run = RunDirectory(run_dir)
     with Heartbeat(run) as heartbeat:
         heartbeat.reach("rl", 4)
-    run.heartbeat_path.write_text(run.heartbeat_path.read_text().replace('"finished"', '""'))
+    run.heartbeat_path.write_text(
+        run.heartbeat_path.read_text().replace('"finished"', '""')
+    )
     assert "alive, behind step 4 of stage rl" in agentrl("show", run_dir)[1]
 
 

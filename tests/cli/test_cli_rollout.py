@@ -15,7 +15,12 @@ import pytest
 
 from agentrl.run.collection import collect
 from agentrl.run.policy_source import named_policy
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter
+from agentrl.store import (
+    RunDirectory,
+    TrajectoryReader,
+    TrajectorySummary,
+    TrajectoryWriter,
+)
 from agentrl.types import concat_ids, load_object
 from tests.kit import forks
 from tests.kit.held_name import held_elsewhere
@@ -48,7 +53,9 @@ def stored(out: Path) -> list[TrajectorySummary]:
     return TrajectoryReader(RunDirectory.open(out)).summaries()
 
 
-def test_episodes_are_kept_as_a_data_set(agentrl: Run, config: Path, tmp_path: Path) -> None:
+def test_episodes_are_kept_as_a_data_set(
+    agentrl: Run, config: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     code, printed, _ = agentrl("rollout", config, "--tasks", "3", "--out", out)
     assert code == 0
@@ -86,7 +93,10 @@ def test_what_was_interrupted_goes_on(config: Path, tmp_path: Path) -> None:
     assert len(kept) == 4
     told: list[tuple[int, int]] = []
     collected = collect(
-        alone, tmp_path / "out", num_tasks=4, played=lambda done, total: told.append((done, total))
+        alone,
+        tmp_path / "out",
+        num_tasks=4,
+        played=lambda done, total: told.append((done, total)),
     )
     assert told == [(3, 4), (4, 4)]
     assert {s.id: s.recorded_at for s in collected if s.id in kept} == kept
@@ -105,14 +115,18 @@ def test_a_second_call_leaves_one_that_lives_as_it_is(
     assert (out / "heartbeat.json").read_bytes() == beat
 
 
-def test_other_settings_go_to_another_folder(agentrl: Run, config: Path, tmp_path: Path) -> None:
+def test_other_settings_go_to_another_folder(
+    agentrl: Run, config: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     assert agentrl("rollout", config, "--tasks", "1", "--out", out)[0] == 0
     code, _, error = agentrl(
         "rollout", config, "rollout.temperature=0.5", "--tasks", "1", "--out", out
     )
     assert (code, "holds episodes of other settings" in error) == (2, True)
-    code, _, error = agentrl("rollout", config, "--samples", "3", "--tasks", "1", "--out", out)
+    code, _, error = agentrl(
+        "rollout", config, "--samples", "3", "--tasks", "1", "--out", out
+    )
     assert (code, "holds episodes of other --samples" in error) == (2, True)
 
 
@@ -126,9 +140,13 @@ def test_a_configuration_without_a_model_is_refused(
     assert "name the policy: agentrl rollout RUN|MODEL" in error
 
 
-def test_the_record_says_what_was_asked_for(agentrl: Run, config: Path, tmp_path: Path) -> None:
+def test_the_record_says_what_was_asked_for(
+    agentrl: Run, config: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    assert agentrl("rollout", config, "--tasks", "1", "--samples", "3", "--out", out)[0] == 0
+    assert (
+        agentrl("rollout", config, "--tasks", "1", "--samples", "3", "--out", out)[0] == 0
+    )
     record = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert record["collection"] == {"samples": 3}
     assert len(stored(out)) == 3
@@ -141,7 +159,9 @@ def rows_of(out: Path, cache: Path) -> list[dict[str, Any]]:
     from datasets import load_dataset
 
     pattern = str(out / "traj" / "sealed" / "*" / "*.parquet")
-    return list(load_dataset("parquet", data_files=pattern, split="train", cache_dir=str(cache)))
+    return list(
+        load_dataset("parquet", data_files=pattern, split="train", cache_dir=str(cache))
+    )
 
 
 def test_datasets_loads_the_shards_of_several_calls(config: Path, tmp_path: Path) -> None:
@@ -150,12 +170,16 @@ def test_datasets_loads_the_shards_of_several_calls(config: Path, tmp_path: Path
         collect(alone, tmp_path / "out", num_tasks=num_tasks)
     assert len(list((tmp_path / "out" / "traj" / "sealed").rglob("*.parquet"))) == 2
     rows = {row["id"]: row for row in rows_of(tmp_path / "out", tmp_path / "cache")}
-    assert sorted(rows) == [f"{draw}-{sibling}-0" for draw in range(3) for sibling in range(2)]
+    assert sorted(rows) == [
+        f"{draw}-{sibling}-0" for draw in range(3) for sibling in range(2)
+    ]
     reader = TrajectoryReader(RunDirectory.open(tmp_path / "out"))
     for name, row in rows.items():
         trajectory = reader.get(name).trajectory
         policy = [
-            token for token, kind in zip(row["token_ids"], row["kinds"], strict=True) if kind == 1
+            token
+            for token, kind in zip(row["token_ids"], row["kinds"], strict=True)
+            if kind == 1
         ]
         assert policy == [
             t for turn in trajectory.turns for t in concat_ids(turn.completion).tolist()
@@ -163,7 +187,9 @@ def test_datasets_loads_the_shards_of_several_calls(config: Path, tmp_path: Path
         assert row["reward"] == trajectory.reward
 
 
-def test_an_episode_that_had_finished_is_in_the_data_set_once(config: Path, tmp_path: Path) -> None:
+def test_an_episode_that_had_finished_is_in_the_data_set_once(
+    config: Path, tmp_path: Path
+) -> None:
     alone = named_policy(config, None, (), command="agentrl rollout")
     collect(alone, tmp_path / "whole", num_tasks=1)
     collect(alone, tmp_path / "out", num_tasks=0)
@@ -180,7 +206,9 @@ def test_an_episode_that_had_finished_is_in_the_data_set_once(config: Path, tmp_
 
 
 @pytest.mark.slow
-def test_a_call_that_was_killed_is_completed_by_the_next(config: Path, tmp_path: Path) -> None:
+def test_a_call_that_was_killed_is_completed_by_the_next(
+    config: Path, tmp_path: Path
+) -> None:
     out, log = tmp_path / "out", tmp_path / "log"
     asked = ["rollout", config, "--samples", "4", "--out", out]
     # on the writer's thread: of what is queued a kill may lose all
@@ -193,7 +221,9 @@ def test_a_call_that_was_killed_is_completed_by_the_next(config: Path, tmp_path:
     after = {s.id: s.recorded_at for s in stored(out)}
     assert {name: after[name] for name in before} == before
     ids = sorted(row["id"] for row in rows_of(out, tmp_path / "cache"))
-    assert ids == sorted(f"{draw}-{sibling}-0" for draw in range(12) for sibling in range(4))
+    assert ids == sorted(
+        f"{draw}-{sibling}-0" for draw in range(12) for sibling in range(4)
+    )
 
 
 def test_tasks_whose_prompts_are_too_long_are_left_out(
@@ -203,9 +233,13 @@ def test_tasks_whose_prompts_are_too_long_are_left_out(
         {"id": "long", "question": "3 and 4? " * 12, "answer": "7"},
         {"id": "short", "question": "3 and 4?"},
     ]
-    (config.parent / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (config.parent / "mixed.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
     setting = ("data.train=mixed.jsonl", "data.max_prompt_tokens=40")
     code, printed, _ = agentrl("rollout", config, *setting, "--out", tmp_path / "out")
     assert code == 0
     assert "left out 1 of 2 tasks of data.train" in printed
-    assert [(s.group_index, s.task_id) for s in stored(tmp_path / "out")] == [(1, "short")] * 2
+    assert [(s.group_index, s.task_id) for s in stored(tmp_path / "out")] == [
+        (1, "short")
+    ] * 2

@@ -47,7 +47,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     folder = tmp_path_factory.mktemp("serve")
     build_model(folder / "model", 0)
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    command = ["serve", "policy", str(folder / "model"), str(folder / "config.yaml"), "--port", "0"]
+    command = [
+        "serve",
+        "policy",
+        str(folder / "model"),
+        str(folder / "config.yaml"),
+        "--port",
+        "0",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "agentrl", *command, "--out", str(folder / "run")],
         stdout=subprocess.PIPE,
@@ -86,7 +93,9 @@ def test_an_episode_over_http_is_kept_and_shown(
     with openai.OpenAI(
         base_url=opened["base_url"], api_key="any", max_retries=0, timeout=DEADLINE_S
     ) as client:
-        first = client.chat.completions.create(model="policy", messages=[HI]).choices[0].message
+        first = (
+            client.chat.completions.create(model="policy", messages=[HI]).choices[0].message
+        )
         said: Any = first.model_dump(exclude_none=True)
         client.chat.completions.create(
             model="policy", messages=[HI, said, {"role": "user", "content": "and?"}]
@@ -142,7 +151,9 @@ def test_a_model_that_is_not_there_is_named(
 ) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     assert (
-        run_command_line(["serve", "policy", str(tmp_path / "none"), str(tmp_path / "config.yaml")])
+        run_command_line(
+            ["serve", "policy", str(tmp_path / "none"), str(tmp_path / "config.yaml")]
+        )
         == 3
     )
     assert "none" in capsys.readouterr().err

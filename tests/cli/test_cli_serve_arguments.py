@@ -43,10 +43,15 @@ def test_a_reward_model_that_nothing_here_could_ask_is_refused(
     )
     code, _, err = agentrl("serve", "policy", tmp_path / "model", config)
     assert code == 2
-    assert "reward.model scores episodes on the ranks of a run, and a served policy has none" in err
+    assert (
+        "reward.model scores episodes on the ranks of a run, and a served policy has none"
+        in err
+    )
 
 
 def test_a_port_that_is_none_is_refused(agentrl: Agentrl, tmp_path: Path) -> None:
-    code, _, err = agentrl("serve", "policy", "model", tmp_path / "config.yaml", "--port", "70000")
+    code, _, err = agentrl(
+        "serve", "policy", "model", tmp_path / "config.yaml", "--port", "70000"
+    )
     assert code == 2
     assert "--port" in err

@@ -107,7 +107,9 @@ def test_show_of_a_failure_says_whose(agentrl: Agentrl, run_dir: Path) -> None:
     assert "status     failed(engine): no answer" in out
 
 
-def test_show_as_json_has_ids_logprobs_and_versions(agentrl: Agentrl, run_dir: Path) -> None:
+def test_show_as_json_has_ids_logprobs_and_versions(
+    agentrl: Agentrl, run_dir: Path
+) -> None:
     _, out, _ = agentrl("show", run_dir, "5-0-0", "--json")
     shown = json.loads(out)
     completion = shown["turns"][1]["completion"][0]
@@ -140,7 +142,9 @@ def test_show_of_a_run_as_json(agentrl: Agentrl, run_dir: Path) -> None:
     assert (shown["steps"], shown["record"]["seed"]) == (1, 7)
 
 
-def test_one_bad_line_hides_itself_alone_and_is_named(agentrl: Agentrl, run_dir: Path) -> None:
+def test_one_bad_line_hides_itself_alone_and_is_named(
+    agentrl: Agentrl, run_dir: Path
+) -> None:
     run = RunDirectory.open(run_dir)
     good = run.metrics_path.read_text()
     run.metrics_path.write_text("{no JSON\n" + good)
@@ -172,7 +176,9 @@ def test_a_run_tells_how_much_store_keep_dropped(agentrl: Agentrl, run_dir: Path
 
 
 @pytest.mark.parametrize("command", ["ls", "show"])
-def test_what_is_no_run_is_a_data_error(agentrl: Agentrl, tmp_path: Path, command: str) -> None:
+def test_what_is_no_run_is_a_data_error(
+    agentrl: Agentrl, tmp_path: Path, command: str
+) -> None:
     code, _, err = agentrl(command, tmp_path)
     assert code == 3
     assert err.startswith("error: ")
@@ -191,7 +197,10 @@ def test_show_says_why_a_reward_is_what_it_is_and_what_came_last(
     run = RunDirectory.create(tmp_path / "run")
     state = Blob.of(b"{}")
     whole = two_turns()
-    turns = (replace(whole.turns[0], state=state, files={"out.txt": None}), *whole.turns[1:])
+    turns = (
+        replace(whole.turns[0], state=state, files={"out.txt": None}),
+        *whole.turns[1:],
+    )
     with TrajectoryWriter(run) as writer:
         writer.write(
             replace(

@@ -21,7 +21,8 @@ def test_a_turn_without_tokens_is_shown_by_its_messages(
     with TrajectoryWriter(RunDirectory.open(run_dir), "server") as writer:
         task = Task("calc-9", (asked,))
         writer.write(
-            Trajectory(task, 9, 0, 0, "eval", (turn,), Status("terminated"), {}, 1.0), step=1
+            Trajectory(task, 9, 0, 0, "eval", (turn,), Status("terminated"), {}, 1.0),
+            step=1,
         )
     code, shown, _ = agentrl("show", run_dir, "9-0-0")
     assert code == 0
@@ -40,7 +41,8 @@ def test_what_a_request_asked_in_vain_and_how_its_answer_broke_a_demand_is_shown
     turn = Turn(0, None, (), (), "no", said, info=info)
     with TrajectoryWriter(RunDirectory.open(run_dir), "server") as writer:
         writer.write(
-            Trajectory(Task("t"), 9, 0, 0, "eval", (turn,), Status("terminated"), {}, 1.0), step=1
+            Trajectory(Task("t"), 9, 0, 0, "eval", (turn,), Status("terminated"), {}, 1.0),
+            step=1,
         )
     _, shown, _ = agentrl("show", run_dir, "9-0-0")
     assert "breach > tool_choice is required, called no tool" in shown

@@ -65,12 +65,22 @@ def test_a_living_run_says_who_waits_for_whom(agentrl: Agentrl, run: RunDirector
     call = {"call": "actor.update", "s": 61.5, "waits_for": "rank-1"}
     workers = [{"worker": 0, "state": "serving", "told_s": 0.2, "gib": 1.5}]
     workers += [{"worker": 1, "state": "suspect", "told_s": 71.0, "gib": None}]
-    episodes = [{"episode": "17-2-0", "turns": 3, "waits_for": "python", "s": 42.0, "worker": 1}]
+    episodes = [
+        {"episode": "17-2-0", "turns": 3, "waits_for": "python", "s": 42.0, "worker": 1}
+    ]
     leave_now(
         run,
         loop=[{"phase": "wait_rollout", "s": 43.0}],
-        processes={"calls": [call], "memory_gib": {"driver": 0.5}, "published": {"version": 2}},
-        rollouts={"queues": {"running": 5, "batch": 4}, "workers": workers, "episodes": episodes},
+        processes={
+            "calls": [call],
+            "memory_gib": {"driver": 0.5},
+            "published": {"version": 2},
+        },
+        rollouts={
+            "queues": {"running": 5, "batch": 4},
+            "workers": workers,
+            "episodes": episodes,
+        },
     )
     code, out, _ = agentrl("top", run.root)
     found = facts(out)
@@ -131,7 +141,9 @@ def test_a_torn_run_says_when_it_was_last_heard_of_and_how_it_goes_on(
 def test_a_run_that_never_beat_is_torn(agentrl: Agentrl, run: RunDirectory) -> None:
     code, out, _ = agentrl("top", run.root)
     assert code == 0
-    assert facts(out)["state"].startswith("torn, without an end, behind step None of None (")
+    assert facts(out)["state"].startswith(
+        "torn, without an end, behind step None of None ("
+    )
     assert "heard of at no known time" in out
 
 
@@ -147,7 +159,8 @@ def test_what_is_no_run_is_refused(agentrl: Agentrl, tmp_path: Path, made: bool)
 
 
 @pytest.mark.parametrize(
-    "now", ["", "{", "[1]", '{"time": "x"}', '{"loop": [1, [2]]}', '{"a": {"b": {"c": [{}]}}}']
+    "now",
+    ["", "{", "[1]", '{"time": "x"}', '{"loop": [1, [2]]}', '{"a": {"b": {"c": [{}]}}}'],
 )
 def test_a_damaged_file_of_now_hides_itself_alone(
     agentrl: Agentrl, run: RunDirectory, now: str

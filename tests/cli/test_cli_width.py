@@ -40,7 +40,9 @@ def terminal() -> Terminal:
     def call(*tokens: str | Path) -> tuple[int, list[str]]:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "COLUMNS"
+        }
         command = [sys.executable, "-m", "agentrl", *map(str, tokens)]
         process = subprocess.Popen(
             command,
@@ -76,7 +78,13 @@ def evaluated() -> Trajectory:
     said: Message = {"role": "assistant", "content": "answer" * 30}
     prompt = (Segment(SegmentKind.PROMPT, ids("<start> what is 6*7 <end>")),)
     turn = Turn(
-        0, None, prompt, (policy("answer 42 <end>"),), "answer" * 30, said, observed=(asked,)
+        0,
+        None,
+        prompt,
+        (policy("answer 42 <end>"),),
+        "answer" * 30,
+        said,
+        observed=(asked,),
     )
     task = Task("held_out-multiplication-1234", (asked,), 42, "code")
     status = Status("truncated", "response_tokens")
@@ -99,7 +107,8 @@ def evaluated() -> Trajectory:
 @pytest.fixture
 def wide_run(tmp_path: Path) -> Path:
     run = RunDirectory.create(
-        tmp_path / "run", {"command": ["agentrl", "train", *(f"setting.{n}=1" for n in range(20))]}
+        tmp_path / "run",
+        {"command": ["agentrl", "train", *(f"setting.{n}=1" for n in range(20))]},
     )
     with TrajectoryWriter(run) as writer:
         for trajectory in (evaluated(), failed()):
@@ -107,7 +116,9 @@ def wide_run(tmp_path: Path) -> Path:
     return run.root
 
 
-@pytest.mark.parametrize("tokens", [("ls",), ("show",), ("show", "code/before/greedy/299-0-0")])
+@pytest.mark.parametrize(
+    "tokens", [("ls",), ("show",), ("show", "code/before/greedy/299-0-0")]
+)
 def test_what_is_shown_of_a_run_fits(
     terminal: Terminal, wide_run: Path, tokens: tuple[str, ...]
 ) -> None:
@@ -167,7 +178,8 @@ def test_ls_of_a_training_step_needs_no_cut(terminal: Terminal, tmp_path: Path) 
         task = Task("train-3750", one.task.messages, 42, "code")
         status = Status("truncated", "max_turns")
         writer.write(
-            Trajectory(task, 959, 7, 0, "train", one.turns, status, {"correct": 0.0}, 0.0), step=100
+            Trajectory(task, 959, 7, 0, "train", one.turns, status, {"correct": 0.0}, 0.0),
+            step=100,
         )
     _, lines = terminal("ls", run.root)
     assert "truncated(max_turns)" in lines[1]
@@ -182,7 +194,8 @@ def test_an_error_fits_in_whole_words(terminal: Terminal, tmp_path: Path) -> Non
     assert max(map(len, lines)) <= 80
     told = " ".join(line.strip() for line in lines)
     assert (
-        "needs rollout.group_size >= 2 (a trajectory is compared with its siblings), got 1" in told
+        "needs rollout.group_size >= 2 (a trajectory is compared with its siblings), got 1"
+        in told
     )
 
 
@@ -223,7 +236,10 @@ def test_commands_to_copy_are_broken_by_the_terminal_alone(
     code, lines = terminal("init", folder)
     # the terminal's own lines are joined by who copies from it
     config = shlex.quote(str(folder / "config.yaml"))
-    assert (code, lines[-1]) == (0, f"agentrl train {config}    # two steps of a tiny model")
+    assert (code, lines[-1]) == (
+        0,
+        f"agentrl train {config}    # two steps of a tiny model",
+    )
 
 
 def test_the_command_of_a_run_can_be_copied(terminal: Terminal, tmp_path: Path) -> None:

@@ -32,20 +32,26 @@ def test_a_display_takes_over_while_it_lasts() -> None:
 
 
 def said(text: str, at: float) -> logging.LogRecord:
-    record = logging.LogRecord("agentrl.rollouts.runner", logging.WARNING, "", 0, text, (), None)
+    record = logging.LogRecord(
+        "agentrl.rollouts.runner", logging.WARNING, "", 0, text, (), None
+    )
     record.created = at
     return record
 
 
 def test_warnings_that_differ_by_numbers_and_names_are_counted() -> None:
     shown: list[str] = []
-    line = "episode %d-0-0 failed (env) and is retried: KeyError for task 'q-%d' (env.py:12)"
+    line = (
+        "episode %d-0-0 failed (env) and is retried: KeyError for task 'q-%d' (env.py:12)"
+    )
     with warnings_on(shown.append):
         logger = logging.getLogger("agentrl.rollouts.runner")
         for number in range(100):
             logger.handle(said(line % (number, number), at=1000.0 + number / 10))
         logger.handle(said(line % (7, 8) + " and more", at=1010.0))  # another text
-        logger.handle(said((line % (7, 8)).replace(":12", ":40"), at=1010.0))  # another place
+        logger.handle(
+            said((line % (7, 8)).replace(":12", ":40"), at=1010.0)
+        )  # another place
         logger.handle(said(line % (500, 3), at=1060.0))  # a minute later
         logger.handle(said(line % (501, 4), at=1060.0))
     assert shown == [

@@ -38,7 +38,8 @@ def problems(write: Callable[..., Path], tmp_path: Path) -> Callable[..., list[s
         with pytest.raises(ConfigError) as caught:
             load_config(write(text, head=head), overrides)
         lines = [
-            line.strip() for line in str(caught.value).replace(f"{tmp_path}/", "").splitlines()
+            line.strip()
+            for line in str(caught.value).replace(f"{tmp_path}/", "").splitlines()
         ]
         return lines[1:] if "problems in the configuration" in lines[0] else lines
 

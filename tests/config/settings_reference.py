@@ -21,14 +21,20 @@ def settings_reference() -> str:
     """A table a section: key, default, meaning; then those of each algorithm and task sampler,
     and one for a stage's own keys.
     """
-    parts = [_table(f"`{key}`", s) for key, s in sections_within(RunConfig) if s is not StageEntry]
+    parts = [
+        _table(f"`{key}`", s)
+        for key, s in sections_within(RunConfig)
+        if s is not StageEntry
+    ]
     parts += _algorithms()
     parts += [
         _table(f"`data.sampler` with `name: {name}`", SAMPLERS[name].settings)
         for name in sorted(SAMPLERS)
         if SAMPLERS[name].settings.model_fields
     ]
-    own = {key: field for key, field in StageEntry.model_fields.items() if field.description}
+    own = {
+        key: field for key, field in StageEntry.model_fields.items() if field.description
+    }
     parts.append(_table("`stages.N`", StageEntry, own))
     return "\n".join(parts)
 
@@ -38,7 +44,9 @@ def _algorithms() -> Iterator[str]:
     several have stands once, one with defaults of its own by its algorithm's name."""
     shared = PolicyGradientSettings
     told: dict[type[Section], str] = {}
-    rows: list[tuple[str, type[Section]]] = [("`algorithm` that learns from rewards", shared)]
+    rows: list[tuple[str, type[Section]]] = [
+        ("`algorithm` that learns from rewards", shared)
+    ]
     for name in sorted(ALGORITHMS):
         rows.append((f"`algorithm` with `name: {name}`", ALGORITHMS[name].settings))
     for title, settings in rows:

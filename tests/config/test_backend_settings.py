@@ -28,10 +28,13 @@ def test_all_that_megatron_does_not_heed_is_told_at_once(problems: Problems) -> 
         told = "True" if value == "true" else value if value.isdigit() else repr(value)
         assert f"{key}={told}" in line
     assert "leave that out, or set train.backend=fsdp2" in line
-    assert any("algorithm.name='ppo' needs a critic or a reward model" in one for one in lines)
+    assert any(
+        "algorithm.name='ppo' needs a critic or a reward model" in one for one in lines
+    )
     given = ["reward.model.path=judge", "train.backend=megatron"]
     assert any(
-        "reward.model needs a critic or a reward model" in one for one in problems("", given)
+        "reward.model needs a critic or a reward model" in one
+        for one in problems("", given)
     )
     (line,) = problems("", ["model.lora.rank=4", "train.backend=megatron"])
     assert "train.backend='megatron' does not heed model.lora.rank=4" in line

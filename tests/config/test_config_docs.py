@@ -37,7 +37,11 @@ def names_on(page: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        said = cells[2] if len(cells) == 3 and cells[1] == "—" else cells[min(1, len(cells) - 1)]
+        said = (
+            cells[2]
+            if len(cells) == 3 and cells[1] == "—"
+            else cells[min(1, len(cells) - 1)]
+        )
         if len(cells) == 3 and (ours := re.match(r"`([\w.]+)=", said)):
             own = re.sub(r"^(eval\.sets|reward\.functions)\..*", r"\1", ours[1])
             for theirs in re.findall(r"([a-z][\w.]*)=", cells[0]):
@@ -58,8 +62,14 @@ def test_a_message_knows_the_names_of_the_pages() -> None:
             "unknown key actor_rollout_ref; verl's actor_rollout_ref.rollout.n is "
             "rollout.group_size here (docs/coming-from-verl.md)",
         ),
-        ("data.train_batch_size=256", "verl's data.train_batch_size is train.batch_prompts here"),
-        ("algorithm.adv_estimator=grpo", "verl's algorithm.adv_estimator is algorithm.name here"),
+        (
+            "data.train_batch_size=256",
+            "verl's data.train_batch_size is train.batch_prompts here",
+        ),
+        (
+            "algorithm.adv_estimator=grpo",
+            "verl's algorithm.adv_estimator is algorithm.name here",
+        ),
         ("rollout.num_generations=4", "TRL's num_generations is rollout.group_size here"),
         ("num_generations=4", "TRL's num_generations is rollout.group_size here"),
         ("train.learning_rate=1e-5", "TRL's learning_rate is optim.lr here"),
@@ -71,7 +81,9 @@ def test_a_key_of_verl_or_trl_is_answered_with_ours(override: str, said: str) ->
 
 
 MAPPED = [
-    (page, *row) for page in ("coming-from-verl.md", "coming-from-trl.md") for row in mapped(page)
+    (page, *row)
+    for page in ("coming-from-verl.md", "coming-from-trl.md")
+    for row in mapped(page)
 ]
 
 
@@ -82,13 +94,16 @@ def test_all_settings_of_a_page_load_together(page: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "theirs", "ours"), [pytest.param(*row, id=f"{row[0]}:{row[1]}") for row in MAPPED]
+    ("page", "theirs", "ours"),
+    [pytest.param(*row, id=f"{row[0]}:{row[1]}") for row in MAPPED],
 )
 def test_every_mapped_setting_arrives_where_the_page_says(
     page: str, theirs: str, ours: str
 ) -> None:
     key, _, value = ours.partition("=")
-    others = [row[2] for row in MAPPED if row[0] == page and row[2].partition("=")[0] != key]
+    others = [
+        row[2] for row in MAPPED if row[0] == page and row[2].partition("=")[0] != key
+    ]
     (stage,) = load_config({}, [*others, ours]).resolved_stages()
     found = stage.model_dump()
     for part in key.split("."):
@@ -110,7 +125,9 @@ def test_our_keys_in_the_tables_of_names_exist(page: str) -> None:
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
         cells = line.strip("|").split("|")
         if len(cells) == 2:
-            keys |= set(re.findall(r"`((?:algorithm|critic)\.[a-z_.]*[a-z_])[:`]", cells[1]))
+            keys |= set(
+                re.findall(r"`((?:algorithm|critic)\.[a-z_.]*[a-z_])[:`]", cells[1])
+            )
     assert len(keys) > 5
     sections: list[type[BaseModel]] = [entry.settings for entry in ALGORITHMS.values()]
     unknown = []
@@ -177,7 +194,8 @@ BLOCKS = [
     for number, block in enumerate(
         re.findall(r"^```yaml\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
     )
-    if (tree := parse_document(block, page.name).tree).keys() <= RunConfig.model_fields.keys()
+    if (tree := parse_document(block, page.name).tree).keys()
+    <= RunConfig.model_fields.keys()
 ]
 
 

@@ -58,7 +58,9 @@ def test_an_unknown_key_like_no_other_is_named_alone(problems: Problems) -> None
         ("eval: {sets: {code: {dat: x.py:f}}}", "eval.sets.code.data is required"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_says_rule_and_value(problems: Problems, setting: str, message: str) -> None:
+def test_a_wrong_value_says_rule_and_value(
+    problems: Problems, setting: str, message: str
+) -> None:
     lines = problems("", head=setting + "\n")
     assert message in [line.split(": ", 1)[1] for line in lines]
 
@@ -66,7 +68,8 @@ def test_a_wrong_value_says_rule_and_value(problems: Problems, setting: str, mes
 def test_all_problems_come_at_once_in_the_order_of_the_file(problems: Problems) -> None:
     sizes = "train: {batch_prompts: 6, mini_batch_prompts: 4}\n"
     found = problems(
-        "optim: {lr: fast}\nrollout:\n  engine: tgi\n  group_size: 1\n" + sizes, ["run.sede=1"]
+        "optim: {lr: fast}\nrollout:\n  engine: tgi\n  group_size: 1\n" + sizes,
+        ["run.sede=1"],
     )
     assert [line.split(": ", 1)[0] for line in found] == [
         "config.yaml:3:9",
@@ -77,7 +80,9 @@ def test_all_problems_come_at_once_in_the_order_of_the_file(problems: Problems) 
     ]
 
 
-def test_a_fault_at_the_top_is_told_once_however_many_stages_inherit_it(problems: Problems) -> None:
+def test_a_fault_at_the_top_is_told_once_however_many_stages_inherit_it(
+    problems: Problems,
+) -> None:
     stages = "stages:\n  - {name: a, algorithm: sft, steps: 1}\n  - {name: b, steps: 1}\n"
     assert problems("optim: {lr: fast}\n" + stages) == [
         "config.yaml:3:9: optim.lr must be a number, got 'fast'"
@@ -133,7 +138,11 @@ def test_a_long_value_is_cut(problems: Problems) -> None:
 
 @pytest.mark.parametrize(
     ("override", "meant"),
-    [("lr=1", "optim.lr"), ("rank=8", "model.lora.rank"), ("tp_size=2", "placement.tp_size")],
+    [
+        ("lr=1", "optim.lr"),
+        ("rank=8", "model.lora.rank"),
+        ("tp_size=2", "placement.tp_size"),
+    ],
 )
 def test_a_key_of_several_sections_is_meant_for_the_most_usual(
     problems: Problems, override: str, meant: str

@@ -20,12 +20,15 @@ stages:
 
 
 def test_a_later_override_wins(write: Write) -> None:
-    assert load_config(write("run: {seed: 1}\n"), ["run.seed=2", "run.seed=3"]).run.seed == 3
+    assert (
+        load_config(write("run: {seed: 1}\n"), ["run.seed=2", "run.seed=3"]).run.seed == 3
+    )
 
 
 def test_a_value_is_yaml(write: Write) -> None:
     config = load_config(
-        write(""), ["optim.lr=1e-4", "rollout.stop=['</a>', b]", "eval.sets={code: {data: t.py:f}}"]
+        write(""),
+        ["optim.lr=1e-4", "rollout.stop=['</a>', b]", "eval.sets={code: {data: t.py:f}}"],
     )
     assert (config.optim.lr, config.rollout.stop) == (1e-4, ("</a>", "b"))
     assert config.eval.sets["code"].data == "t.py:f"
@@ -56,14 +59,18 @@ def test_an_override_reaches_the_last_stage_although_that_has_a_value_of_its_own
     assert (warmup.train.steps, rl.train.steps) == (5, 3)
 
 
-def test_an_override_of_an_algorithm_reaches_the_stage_that_names_its_own(write: Write) -> None:
+def test_an_override_of_an_algorithm_reaches_the_stage_that_names_its_own(
+    write: Write,
+) -> None:
     _, rl = load_config(write(STAGES), ["algorithm.clip_low=0.1"]).resolved_stages()
     assert rl.algorithm.settings == {"clip_low": 0.1}
 
 
 def test_an_override_reaches_into_what_only_the_last_stage_has(write: Write) -> None:
     stages = STAGES.replace("steps: 7", "steps: 7, eval: {sets: {code: t.py:f}}")
-    warmup, rl = load_config(write(stages), ["eval.sets.code.num_tasks=9"]).resolved_stages()
+    warmup, rl = load_config(
+        write(stages), ["eval.sets.code.num_tasks=9"]
+    ).resolved_stages()
     assert (warmup.eval.sets, rl.eval.sets["code"].num_tasks) == ({}, 9)
 
 
@@ -72,7 +79,12 @@ def test_an_override_reaches_into_what_only_the_last_stage_has(write: Write) -> 
     [
         ("", "", "train.batch_prompts=4", (4, 4)),
         ("", "train: {batch_prompts: 8}", "train.batch_prompts=4", (4, 4)),
-        ("train: {batch_prompts: 9}", "train: {batch_prompts: 8}", "train.batch_prompts=4", (4, 4)),
+        (
+            "train: {batch_prompts: 9}",
+            "train: {batch_prompts: 8}",
+            "train.batch_prompts=4",
+            (4, 4),
+        ),
         (
             "train: {batch_prompts: 9}",
             "train: {batch_prompts: 8}",
@@ -91,7 +103,9 @@ def test_an_override_is_set_at_the_top_and_where_the_last_stage_has_the_key(
     assert (first.train.batch_prompts, last.train.batch_prompts) == expected
 
 
-def test_settings_at_the_top_hold_for_stages_that_name_the_same_algorithm(write: Write) -> None:
+def test_settings_at_the_top_hold_for_stages_that_name_the_same_algorithm(
+    write: Write,
+) -> None:
     _, rl = load_config(write("algorithm: {clip_low: 0.1}\n" + STAGES)).resolved_stages()
     assert rl.algorithm.settings == {"clip_low": 0.1}
 
@@ -103,8 +117,13 @@ def test_text_for_a_section_keeps_what_else_the_section_says(write: Write) -> No
 
 
 def test_a_short_form_can_be_descended_into(write: Write) -> None:
-    config = load_config(write("eval: {sets: {code: t.py:f}}\n"), ["eval.sets.code.num_tasks=5"])
-    assert (config.eval.sets["code"].data, config.eval.sets["code"].num_tasks) == ("t.py:f", 5)
+    config = load_config(
+        write("eval: {sets: {code: t.py:f}}\n"), ["eval.sets.code.num_tasks=5"]
+    )
+    assert (config.eval.sets["code"].data, config.eval.sets["code"].num_tasks) == (
+        "t.py:f",
+        5,
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,6 +141,8 @@ def test_a_short_form_can_be_descended_into(write: Write) -> None:
         ("stages.rl.steps=x", "stages.rl.steps must be an integer, got 'x'"),
     ],
 )
-def test_a_mistake_in_an_override_is_named(problems: Problems, override: str, message: str) -> None:
+def test_a_mistake_in_an_override_is_named(
+    problems: Problems, override: str, message: str
+) -> None:
     (line,) = problems("optim: {lr: 0.1}\n" + STAGES, [override])
     assert line.startswith(f"command line: {override}: {message}")

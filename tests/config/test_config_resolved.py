@@ -44,7 +44,9 @@ def test_the_resolved_file_loads_to_the_same_stages(
     assert to_yaml(again) == to_yaml(config)
 
 
-def test_the_resolved_file_with_origins_loads_to_the_same_too(write: Write, tmp_path: Path) -> None:
+def test_the_resolved_file_with_origins_loads_to_the_same_too(
+    write: Write, tmp_path: Path
+) -> None:
     loaded = load_with_origins(write(ONE))
     resolved = tmp_path / "resolved.yaml"
     resolved.write_text(to_yaml(loaded.config, loaded.origin))
@@ -67,9 +69,13 @@ VALUES = st.recursive(
 
 @settings(max_examples=2, deadline=None, database=None, derandomize=True)
 @given(args=st.dictionaries(TEXTS, VALUES, min_size=20, max_size=40))
-@example(args={"x": [{"a": 1}, 2], "y": ["? x", ": x", "\x85"], "z": [[{"a": ["? x"]}], []]})
+@example(
+    args={"x": [{"a": 1}, 2], "y": ["? x", ": x", "\x85"], "z": [[{"a": ["? x"]}], []]}
+)
 def test_arguments_of_any_kind_load_again(args: dict[str, Any]) -> None:
-    loaded = load_with_origins({"model": {"path": "m"}, "data": {"train": "t.py:f", "args": args}})
+    loaded = load_with_origins(
+        {"model": {"path": "m"}, "data": {"train": "t.py:f", "args": args}}
+    )
     text = to_yaml(loaded.config, loaded.origin)
     assert parse_document(text, "config.yaml").tree["data"]["args"] == args
 
@@ -99,7 +105,9 @@ def test_origins_of_a_stage_are_its_own_or_the_tops(write: Write) -> None:
     assert loaded.origin(("optim", "lr"), 1) == "command line: stages.rl.optim.lr=0.5"
 
 
-def test_sources_name_what_is_no_default_by_its_key_in_the_resolved_file(write: Write) -> None:
+def test_sources_name_what_is_no_default_by_its_key_in_the_resolved_file(
+    write: Write,
+) -> None:
     path = write(STAGES)
     found = load_with_origins(path, ["run.seed=3", "stages.rl.optim.lr=0.5"]).sources()
     assert found["run.seed"] == "command line: run.seed=3"
@@ -126,7 +134,9 @@ def test_the_run_directory_is_named_for_the_folder_of_the_file(
 
 def test_references_start_at_the_folder_of_the_file(write: Write, tmp_path: Path) -> None:
     assert load_config(write()).run.base_dir == str(tmp_path)
-    assert load_config(write("run: {base_dir: sub}\n")).run.base_dir == str(tmp_path / "sub")
+    assert load_config(write("run: {base_dir: sub}\n")).run.base_dir == str(
+        tmp_path / "sub"
+    )
 
 
 def test_the_folders_of_a_run_may_start_at_home(
@@ -140,7 +150,9 @@ def test_the_folders_of_a_run_may_start_at_home(
     ]
 
 
-def test_a_mapping_is_a_configuration_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapping_is_a_configuration_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config({"model": {"path": "m"}, "data": "t.py:f", "optim": {"lr": 1}})
     assert (config.data.train, config.optim.lr, config.run.base_dir) == (
@@ -162,5 +174,7 @@ def test_the_configuration_of_a_run_of_another_format_is_refused_by_its_format(
     (tmp_path / "run.json").write_text('{"format": 1}')
     path = tmp_path / "config.resolved.yaml"
     path.write_text("rollout: {retries: 1}\n")
-    with pytest.raises(ConfigError, match=r"run\.json has format=1 and this agentrl reads 4; use"):
+    with pytest.raises(
+        ConfigError, match=r"run\.json has format=1 and this agentrl reads 4; use"
+    ):
         load_config(path)

@@ -23,16 +23,31 @@ def test_grpo_refuses_a_group_of_one(problems: Problems) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["cispo", "dapo", "dppo", "dr_grpo", "echo", "gigpo", "gspo", "rloo", "sapo", "turn_grpo"],
+    [
+        "cispo",
+        "dapo",
+        "dppo",
+        "dr_grpo",
+        "echo",
+        "gigpo",
+        "gspo",
+        "rloo",
+        "sapo",
+        "turn_grpo",
+    ],
 )
-def test_what_compares_rollouts_refuses_a_group_of_one(problems: Problems, name: str) -> None:
+def test_what_compares_rollouts_refuses_a_group_of_one(
+    problems: Problems, name: str
+) -> None:
     (line,) = problems(f"rollout: {{group_size: 1}}\nalgorithm: {name}\n")
     assert f"algorithm.name={name!r} needs rollout.group_size >= 2" in line
     assert "got 1; raise it, or choose another algorithm" in line
 
 
 @pytest.mark.parametrize("name", ["ppo", "vapo", "pf_ppo"])
-def test_what_needs_a_critic_says_which_settings_give_one(problems: Problems, name: str) -> None:
+def test_what_needs_a_critic_says_which_settings_give_one(
+    problems: Problems, name: str
+) -> None:
     (line,) = problems(f"algorithm: {name}\n")
     assert f"algorithm.name={name!r} needs a critic, got neither critic.stage nor" in line
     assert "critic.stage=model starts it from the model of the run" in line
@@ -46,14 +61,17 @@ def test_distillation_needs_a_teacher(lora: dict[str, int]) -> None:
         "algorithm": {"name": "distillation"},
         "train": {"steps": 1},
     }
-    with pytest.raises(ConfigError, match=r"needs a teacher, got neither reference\.stage nor"):
+    with pytest.raises(
+        ConfigError, match=r"needs a teacher, got neither reference\.stage nor"
+    ):
         load_config(given)
     for teacher in ({"path": "better"}, {"stage": "model"}):
         assert load_config({**given, "reference": teacher})
 
 
 @pytest.mark.parametrize(
-    ("settings", "warmup"), [("{name: vapo}", 50), ("{name: ppo, critic_warmup_steps: 3}", 3)]
+    ("settings", "warmup"),
+    [("{name: vapo}", 50), ("{name: ppo, critic_warmup_steps: 3}", 3)],
 )
 def test_a_warm_up_of_the_critic_leaves_steps_for_the_policy(
     problems: Problems, write: Write, settings: str, warmup: int
@@ -68,7 +86,9 @@ def test_a_warm_up_of_the_critic_leaves_steps_for_the_policy(
 
 
 @pytest.mark.parametrize("name", ["remax", "grpo", "reinforce_plus_plus"])
-def test_training_samples_at_a_temperature_above_zero(problems: Problems, name: str) -> None:
+def test_training_samples_at_a_temperature_above_zero(
+    problems: Problems, name: str
+) -> None:
     # ReMax plays its greedy baseline beside the group, which is sampled all the same
     (line,) = problems(f"rollout: {{temperature: 0}}\nalgorithm: {name}\n")
     assert "rollout.temperature must be more than 0 for training" in line
@@ -77,7 +97,10 @@ def test_training_samples_at_a_temperature_above_zero(problems: Problems, name: 
 
 def test_imitation_needs_no_siblings(write: Write) -> None:
     assert (
-        load_config(write("algorithm: sft\nrollout: {group_size: 1}\n")).rollout.min_group_size == 1
+        load_config(
+            write("algorithm: sft\nrollout: {group_size: 1}\n")
+        ).rollout.min_group_size
+        == 1
     )
 
 
@@ -233,7 +256,9 @@ def test_truncated_sampling_can_be_allowed(write: Write) -> None:
     assert config.rollout.top_p == 0.9
 
 
-def test_an_algorithm_of_ones_own_is_made_and_asked(problems: Problems, tmp_path: Path) -> None:
+def test_an_algorithm_of_ones_own_is_made_and_asked(
+    problems: Problems, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import replace\nfrom agentrl.algorithms import make_algorithm\n"
         "def trio(clip=0.2):\n    return replace(make_algorithm('grpo', {'clip_low': clip}), "
@@ -265,7 +290,10 @@ def test_an_algorithm_of_ones_own_without_a_correction_is_refused_on_older_weigh
     (tmp_path / "own.py").write_text(OWN_OFF_POLICY)
     (line,) = problems(f"algorithm: own.py:without\nrollout: {{schedule: {schedule}}}\n")
     assert "rollout.max_staleness=1 trains tokens that older weights sampled" in line
-    assert "algorithm.name='own.py:without' returns an AlgorithmSpec without `correction`" in line
+    assert (
+        "algorithm.name='own.py:without' returns an AlgorithmSpec without `correction`"
+        in line
+    )
     load_config(write("algorithm: own.py:without\nrollout: {schedule: sync}\n"))
     load_config(write(f"algorithm: own.py:corrected\nrollout: {{schedule: {schedule}}}\n"))
 
@@ -274,7 +302,10 @@ def test_defaults_that_follow_other_settings(write: Write) -> None:
     (stage,) = load_config(
         write("train: {batch_prompts: 6, micro_batch_tokens: 99}\n")
     ).resolved_stages()
-    assert (stage.train.mini_batch_prompts, stage.train.logprob_micro_batch_tokens) == (6, 99)
+    assert (stage.train.mini_batch_prompts, stage.train.logprob_micro_batch_tokens) == (
+        6,
+        99,
+    )
     assert stage.context_tokens == 1024 + 4096
 
 

@@ -43,18 +43,24 @@ def test_settings_of_another_algorithm_or_data_set_do_not_carry_over(write: Writ
 
 
 def test_steps_of_a_stage_replace_epochs_of_the_top(write: Write) -> None:
-    warmup, _ = load_config(write("train: {epochs: 2}\n" + TWO, head=BUILT)).resolved_stages()
+    warmup, _ = load_config(
+        write("train: {epochs: 2}\n" + TWO, head=BUILT)
+    ).resolved_stages()
     assert (warmup.train.steps, warmup.train.epochs) == (5, None)
 
 
 def test_a_stage_starts_from_the_one_before(write: Write) -> None:
-    assert [s.starts_from for s in load_config(write(TWO, head=BUILT)).resolved_stages()] == [
+    assert [
+        s.starts_from for s in load_config(write(TWO, head=BUILT)).resolved_stages()
+    ] == [
         "model",
         "warmup",
     ]
 
 
-def test_a_model_of_ones_own_skips_the_warm_up_and_starts_the_next_stage(write: Write) -> None:
+def test_a_model_of_ones_own_skips_the_warm_up_and_starts_the_next_stage(
+    write: Write,
+) -> None:
     (rl,) = load_config(write(TWO, head=BUILT), ["model.path=m"]).resolved_stages()
     assert (rl.name, rl.starts_from) == ("rl", "model")
 
@@ -68,7 +74,10 @@ def test_a_warm_up_can_be_forced(write: Write) -> None:
 
 def test_from_names_an_earlier_stage(write: Write) -> None:
     third = "  - {name: again, steps: 1, from: warmup}\n"
-    assert load_config(write(TWO + third, head=BUILT)).resolved_stages()[2].starts_from == "warmup"
+    assert (
+        load_config(write(TWO + third, head=BUILT)).resolved_stages()[2].starts_from
+        == "warmup"
+    )
 
 
 def test_from_must_name_an_earlier_stage(problems: Problems) -> None:
@@ -94,5 +103,9 @@ def test_a_stage_may_not_change_what_the_run_shares(problems: Problems) -> None:
 
 
 def test_a_fault_in_a_stage_is_placed_in_the_stage(problems: Problems) -> None:
-    (line,) = problems("stages:\n  - name: a\n    steps: 1\n    rollout: {temperature: hot}\n")
-    assert line == "config.yaml:6:15: stages.a.rollout.temperature must be a number, got 'hot'"
+    (line,) = problems(
+        "stages:\n  - name: a\n    steps: 1\n    rollout: {temperature: hot}\n"
+    )
+    assert (
+        line == "config.yaml:6:15: stages.a.rollout.temperature must be a number, got 'hot'"
+    )

@@ -49,7 +49,9 @@ def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
 
 
 def test_the_same_scalars_in_a_file(write: Callable[[str], Path]) -> None:
-    config = load_config(write("optim: {lr: 1e-6}\ntrain: {steps: 012}\nrun: {notes: no}\n"))
+    config = load_config(
+        write("optim: {lr: 1e-6}\ntrain: {steps: 012}\nrun: {notes: no}\n")
+    )
     assert (config.optim.lr, config.train.steps, config.run.notes) == (1e-6, 12, "no")
 
 
@@ -73,20 +75,36 @@ def test_an_anchor_repeats_its_value(write: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("run: &x {notes: *x}", "3:6: run.notes must not stand within itself; write it out"),
-        ("env: {tools: &x [*x]}", "3:14: env.tools.0 must not stand within itself; write it out"),
-        ("run: {seed: !!int abc}", "3:13: run.seed cannot be read as a YAML int, got 'abc'"),
-        ("run: {seed: !!bool abc}", "3:13: run.seed cannot be read as a YAML bool, got 'abc'"),
+        (
+            "run: &x {notes: *x}",
+            "3:6: run.notes must not stand within itself; write it out",
+        ),
+        (
+            "env: {tools: &x [*x]}",
+            "3:14: env.tools.0 must not stand within itself; write it out",
+        ),
+        (
+            "run: {seed: !!int abc}",
+            "3:13: run.seed cannot be read as a YAML int, got 'abc'",
+        ),
+        (
+            "run: {seed: !!bool abc}",
+            "3:13: run.seed cannot be read as a YAML bool, got 'abc'",
+        ),
         (
             f"run: {{seed: {'1' * 5000}}}",
             f"3:13: run.seed cannot be read as a YAML int, got '{'1' * 80}…'",
         ),
     ],
 )
-def test_a_value_that_cannot_be_read_has_a_place(problems: Problems, text: str, told: str) -> None:
+def test_a_value_that_cannot_be_read_has_a_place(
+    problems: Problems, text: str, told: str
+) -> None:
     assert f"config.yaml:{told}" in problems(f"{text}\n")
 
 
 def test_an_override_that_cannot_be_read_is_named(problems: Problems) -> None:
     (told,) = problems("", ["run.seed=!!int abc"])
-    assert told.startswith("command line: run.seed=!!int abc: the value of run.seed is not YAML")
+    assert told.startswith(
+        "command line: run.seed=!!int abc: the value of run.seed is not YAML"
+    )

@@ -187,10 +187,14 @@ stages:
 """
 
 
-def test_what_stages_share_may_act_in_one_of_them_alone(write: Write, problems: Problems) -> None:
+def test_what_stages_share_may_act_in_one_of_them_alone(
+    write: Write, problems: Problems
+) -> None:
     load_config(write(SHARED % 0.1))
     (line,) = problems(SHARED % 0.0)  # it is in none
-    assert line.startswith("config.yaml:3:25: algorithm.kl_estimator='k1' does nothing with")
+    assert line.startswith(
+        "config.yaml:3:25: algorithm.kl_estimator='k1' does nothing with"
+    )
 
 
 def test_what_stages_share_may_be_merged_with_what_one_has(write: Write) -> None:
@@ -207,7 +211,10 @@ stages:
 def test_a_stages_own_setting_must_act_in_it(problems: Problems) -> None:
     text = SHARED % "0.1}}\n  - {name: c, steps: 1, algorithm: {kl_weighted: true"
     (line,) = problems(text)
-    assert "stages.c.algorithm.kl_weighted=True does nothing with algorithm.kl_coef=0.0" in line
+    assert (
+        "stages.c.algorithm.kl_weighted=True does nothing with algorithm.kl_coef=0.0"
+        in line
+    )
 
 
 def test_what_an_override_makes_idle_is_told(
@@ -277,10 +284,15 @@ def test_what_was_printed_of_a_configuration_loads(write: Write, tmp_path: Path)
     run.mkdir()
     (run / "run.json").write_text('{"format": 4}')
     (run / "config.resolved.yaml").write_text(to_yaml(config))
-    assert load_config(run / "config.resolved.yaml").resolved_stages() == config.resolved_stages()
+    assert (
+        load_config(run / "config.resolved.yaml").resolved_stages()
+        == config.resolved_stages()
+    )
 
 
 def test_the_placement_of_processes_is_the_runs_and_no_stages() -> None:
     stages = [{"name": "a", "steps": 1, "placement": {"world_size": 2}}]
-    with pytest.raises(ConfigError, match=r"unknown key stages\.a\.placement; did you mean"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key stages\.a\.placement; did you mean"
+    ):
         load_config({**BASE, "stages": stages})

@@ -26,7 +26,10 @@ from agentrl.sandbox import DockerSettings, Limits, SandboxSpec
     ],
 )
 def test_a_field_has_its_key(field: str, key: str) -> None:
-    assert with_keys(f"{field}=3 is wrong (see Path.name)") == f"{key}=3 is wrong (see Path.name)"
+    assert (
+        with_keys(f"{field}=3 is wrong (see Path.name)")
+        == f"{key}=3 is wrong (see Path.name)"
+    )
 
 
 def test_every_derived_key_exists() -> None:
@@ -42,9 +45,15 @@ def test_every_derived_key_exists() -> None:
     ("make", "key"),
     [
         (lambda: Limits(open_files=3), "sandbox.limits.open_files=3 is below the 16"),
-        (lambda: DockerSettings(host="ssh://x"), "sandbox.docker.host must begin with unix://"),
+        (
+            lambda: DockerSettings(host="ssh://x"),
+            "sandbox.docker.host must begin with unix://",
+        ),
         (lambda: SandboxSpec("dokcer"), "sandbox.backend='dokcer' does not exist"),
-        (lambda: SandboxSpec(network=("10.0.0.5",)), "sandbox.network.allow: '10.0.0.5' is an "),
+        (
+            lambda: SandboxSpec(network=("10.0.0.5",)),
+            "sandbox.network.allow: '10.0.0.5' is an ",
+        ),
     ],
 )
 def test_an_error_of_another_process_is_shown_with_the_key(make: object, key: str) -> None:

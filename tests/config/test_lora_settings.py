@@ -71,7 +71,9 @@ def test_an_adapter_to_go_on_from_belongs_to_the_first_stage(problems: Problems)
 
 
 def test_a_stage_that_is_skipped_says_nothing_of_adapters(write: Write) -> None:
-    stages = "stages:\n  - {name: warmup, when: built, optim: {name: muon}}\n  - {name: rl}\n"
+    stages = (
+        "stages:\n  - {name: warmup, when: built, optim: {name: muon}}\n  - {name: rl}\n"
+    )
     for own in ("rank=8", "path=adapter"):
         config = load_config(write(stages), [f"model.lora.{own}"])
         (stage,) = config.resolved_stages()
@@ -84,10 +86,14 @@ def recipe(write: Write, model: Path, *overrides: str) -> StageRecipe:
     return StageRecipe(stage, stage.make_algorithm(), model, None, 4, others)
 
 
-def test_the_reference_of_an_adapter_is_no_second_model(write: Write, tmp_path: Path) -> None:
+def test_the_reference_of_an_adapter_is_no_second_model(
+    write: Write, tmp_path: Path
+) -> None:
     model = tmp_path / "some-model"
     sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16}
-    build_tiny_model(model, demonstrations(0), num_demonstrations=40, vocab_size=300, **sizes)
+    build_tiny_model(
+        model, demonstrations(0), num_demonstrations=40, vocab_size=300, **sizes
+    )
     kl = "algorithm.kl_coef=0.1"
     assert set(role_specs(recipe(write, model, kl))) == {"actor", "reference"}
     own = role_specs(recipe(write, model, kl, "model.lora.rank=4"))
@@ -111,11 +117,15 @@ def test_the_reference_of_an_adapter_is_no_second_model(write: Write, tmp_path: 
     assert 3 * few == all_trained
 
 
-def test_an_adapter_is_found_beside_the_file_and_not_played(write: Write, tmp_path: Path) -> None:
+def test_an_adapter_is_found_beside_the_file_and_not_played(
+    write: Write, tmp_path: Path
+) -> None:
     model = write_model(tmp_path / "some-model")
     lora = "model.lora.path=adapter"
     spec = role_specs(recipe(write, model, lora))["actor"]
     assert spec.lora == LoraSpec(path=str(tmp_path / "adapter"))
     config = write("", head=MINIMAL.replace("some/model", str(model)))
-    with pytest.raises(ConfigError, match=r"is an adapter, and a policy is played from the folder"):
+    with pytest.raises(
+        ConfigError, match=r"is an adapter, and a policy is played from the folder"
+    ):
         named_policy(config, None, [lora], command="agentrl eval")

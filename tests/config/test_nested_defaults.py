@@ -39,7 +39,11 @@ def given(how: str) -> Any:
         return VAPOSettings(gae={"discount": 0.99}).gae
     if how == "replaced":
         return VAPOSettings().replace(gae={"discount": 0.99}).gae
-    tree = {"algorithm": {"name": "vapo"}, "critic": {"stage": "model"}, "train": {"steps": 60}}
+    tree = {
+        "algorithm": {"name": "vapo"},
+        "critic": {"stage": "model"},
+        "train": {"steps": 60},
+    }
     tree |= {"model": {"path": "m"}, "data": {"train": "t.py:f"}}
     if how == "dotted":
         config = load_config(tree, ["algorithm.gae.discount=0.99"])

@@ -115,15 +115,24 @@ stages:
 @pytest.mark.parametrize(
     ("sampler", "told"),
     [
-        ("signl", "data.sampler.name='signl' is unknown; did you mean 'signal'?; choose one of"),
+        (
+            "signl",
+            "data.sampler.name='signl' is unknown; did you mean 'signal'?; choose one of",
+        ),
         ("{name: signal, low: 0.1}", "unknown key data.sampler.low"),
         ("{name: signal, decay: 1.0}", "data.sampler.decay must be less than 1, got 1.0"),
         (
             "{name: difficulty_band, low: 0.8, high: 0.2}",
             "data.sampler.low must be at most high=0.2, got 0.8; lower it",
         ),
-        ("none.py:f", "data.sampler.name='none.py:f' cannot be loaded: there is no file none.py"),
-        ("own.py:Cuonting", "data.sampler.name='own.py:Cuonting' cannot be loaded: own.py has no"),
+        (
+            "none.py:f",
+            "data.sampler.name='none.py:f' cannot be loaded: there is no file none.py",
+        ),
+        (
+            "own.py:Cuonting",
+            "data.sampler.name='own.py:Cuonting' cannot be loaded: own.py has no",
+        ),
         ("no.such:thing", "'no.such:thing' cannot be loaded: there is no module 'no'"),
         (
             "own.py:number",
@@ -154,7 +163,8 @@ def test_the_order_of_the_data_and_a_sampler_exclude_each_other(
     text = "data: {train: t.py:t, shuffle: false, sampler: signal}\n"
     (problem,) = problems(text, head="model: {path: some/model}\n")
     assert (
-        "data.shuffle=false keeps the order of the data, and data.sampler.name='signal'" in problem
+        "data.shuffle=false keeps the order of the data, and data.sampler.name='signal'"
+        in problem
     )
 
 
@@ -164,7 +174,10 @@ def test_a_stage_that_plays_nothing_has_no_use_for_a_sampler(
 ) -> None:
     text = f"data: {{train: t.py:t, sampler: 'none.py:f'}}\nalgorithm: {algorithm}\n"
     (problem,) = problems(text, head="model: {path: some/model}\n")
-    assert f"data.sampler does nothing with algorithm.name='{algorithm}' as it is set" in problem
+    assert (
+        f"data.sampler does nothing with algorithm.name='{algorithm}' as it is set"
+        in problem
+    )
 
 
 def of_file(own: Path, name: str) -> object:
@@ -184,10 +197,15 @@ def test_a_users_own_is_made_of_tasks_seed_and_settings(own: Path) -> None:
     ("name", "told"),
     [
         ("Lacking", r"got Lacking: state\(\) cannot be called \(it has no method state\)"),
-        ("Narrow", r"observe\(task_index, outcome\) cannot be called \(too many positional"),
+        (
+            "Narrow",
+            r"observe\(task_index, outcome\) cannot be called \(too many positional",
+        ),
         ("failing", r"raised IndexError: list index out of range \(.*own.py:\d+\)"),
     ],
 )
 def test_what_is_no_sampler_is_refused(own: Path, name: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=rf"SamplerSettings\.name='own.py:{name}' .*{told}"):
+    with pytest.raises(
+        ConfigError, match=rf"SamplerSettings\.name='own.py:{name}' .*{told}"
+    ):
         of_file(own, f"own.py:{name}")

@@ -65,7 +65,11 @@ def stage(write: Write) -> Callable[..., StageConfig]:
             "server_args",
             {"schedule-policy": "lpm"},
         ),
-        ("rollout.sglang.urls=[http://a:1, http://b:2]", "urls", ("http://a:1", "http://b:2")),
+        (
+            "rollout.sglang.urls=[http://a:1, http://b:2]",
+            "urls",
+            ("http://a:1", "http://b:2"),
+        ),
         ("rollout.stop=[END]", "stop_strings", True),
         ("rollout.max_turns=3", "stop_strings", False),
         # an agent's requests may have stop strings of their own
@@ -98,7 +102,9 @@ def test_the_sender_is_the_one_named_or_that_of_the_servers(
     assert isinstance(make_sender(plan.spec.traits().transport), kind)
 
 
-def test_a_missing_environment_is_named_with_the_mend(stage: Callable[..., StageConfig]) -> None:
+def test_a_missing_environment_is_named_with_the_mend(
+    stage: Callable[..., StageConfig],
+) -> None:
     with pytest.raises(
         MachineError, match=r"'/nowhere/python' is no file; run `agentrl install sglang`"
     ):
@@ -112,7 +118,9 @@ def test_given_servers_need_no_environment(
     engine_plan(stage("rollout.sglang.urls=[http://a:1]"), Path("model"))
 
 
-def test_a_command_of_ones_own_needs_no_environment(stage: Callable[..., StageConfig]) -> None:
+def test_a_command_of_ones_own_needs_no_environment(
+    stage: Callable[..., StageConfig],
+) -> None:
     own = ("rollout.sglang.command=[srun, launch]", "rollout.sglang.device=cuda")
     engine_plan(stage(*own, python="/nowhere/python"), Path("model"))
 
@@ -122,7 +130,8 @@ def test_an_api_key_that_is_not_set_is_named(
 ) -> None:
     monkeypatch.delenv("SERVER_KEY", raising=False)
     with pytest.raises(
-        ConfigError, match="api_key_env='SERVER_KEY' must name an environment variable that is set"
+        ConfigError,
+        match="api_key_env='SERVER_KEY' must name an environment variable that is set",
     ):
         engine_plan(stage("rollout.sglang.api_key_env=SERVER_KEY"), Path("model"))
 
@@ -194,7 +203,10 @@ def test_an_api_key_is_not_shown(
             ["rollout.sglang.weight_sync=carrier"],
             "must be 'shared_memory', 'http', 'disk' or 'broadcast'",
         ),
-        (["rollout.top_p=0.9"], "rollout.top_p=1 and rollout.top_k=0 are needed for training"),
+        (
+            ["rollout.top_p=0.9"],
+            "rollout.top_p=1 and rollout.top_k=0 are needed for training",
+        ),
         (["rollout.min_p=0.1"], "unknown key rollout.min_p"),
         (["run.deterministic=true"], "run.deterministic needs rollout.engine='torch'"),
     ],
@@ -268,7 +280,9 @@ def test_an_environment_of_another_kind_is_not_built_over(tmp_path: Path) -> Non
     (tmp_path / "agentrl-sglang.json").write_text(
         '{"sglang": "0.1.0", "recipe": "gpu", "complete": true}'
     )
-    with pytest.raises(ConfigError, match=r"holds an environment of SGLang 0\.1\.0 for gpu"):
+    with pytest.raises(
+        ConfigError, match=r"holds an environment of SGLang 0\.1\.0 for gpu"
+    ):
         SGLANG.build(tmp_path, CPU, torch_index=None, tell=lambda _: None)
 
 
@@ -299,7 +313,9 @@ def test_the_processes_that_play_share_the_sandboxes(
     assert stage("sandbox.max_running=12", *own).sandboxes_a_host == each
 
 
-def test_two_ranks_with_one_server_may_have_one_sandbox(stage: Callable[..., StageConfig]) -> None:
+def test_two_ranks_with_one_server_may_have_one_sandbox(
+    stage: Callable[..., StageConfig],
+) -> None:
     own = ("sandbox.max_running=1", "placement.world_size=2")
     assert stage(*own, "rollout.sglang.tp_size=2").sandboxes_a_host == 1
     with pytest.raises(ConfigError, match=r"sandbox\.max_running must be at least 2"):

@@ -26,7 +26,11 @@ def stages(origin: str = "sft", model: str = "stage: rm", rm: str = "") -> str:
 
 def test_three_entries_load(write: Write) -> None:
     sft, rm, rl = load_config(write(stages())).resolved_stages()
-    assert (rl.reward.model.stage, rl.reward.model.weight, rl.starts_from) == ("rm", 1.0, "sft")
+    assert (rl.reward.model.stage, rl.reward.model.weight, rl.starts_from) == (
+        "rm",
+        1.0,
+        "sft",
+    )
     assert rm.algorithm.settings == {"centring": 0.01, "use_margin": False}
     assert not sft.reward.model.given
 
@@ -44,7 +48,10 @@ def test_three_entries_load(write: Write) -> None:
             stages(model="stage: sft"),
             "must name an earlier stage that trains a reward model (those are: rm), got 'sft'",
         ),
-        (stages(model="stage: rl"), "stages.rl.reward.model.stage must name an earlier stage"),
+        (
+            stages(model="stage: rl"),
+            "stages.rl.reward.model.stage must name an earlier stage",
+        ),
         (
             stages(model="stage: rm, path: x"),
             "reward.model.stage and reward.model.path exclude each other",
@@ -64,7 +71,10 @@ def test_three_entries_load(write: Write) -> None:
             "algorithm: {name: reward_model, centring: -1}",
             "algorithm.centring must be at least 0, got -1",
         ),
-        ("algorithm: {name: reward_model, centering: 1.0}", "did you mean algorithm.centring?"),
+        (
+            "algorithm: {name: reward_model, centering: 1.0}",
+            "did you mean algorithm.centring?",
+        ),
         (
             "reward: {model: {path: x}, functions: [a.py:reward_model]}",
             "needs another name than 'reward_model'",
@@ -87,7 +97,9 @@ def test_by_default_a_policy_after_a_reward_model_is_told_where_to_start(
 
 
 def test_a_given_model_leaves_a_stage_to_run(problems: Problems) -> None:
-    assert problems("stages:\n  - {name: a, when: built}\n  - {name: b, when: built}\n") == [
+    assert problems(
+        "stages:\n  - {name: a, when: built}\n  - {name: b, when: built}\n"
+    ) == [
         "config.yaml:1:9: model.path='some/model' skips each of the stages, since all have "
         "when='built'; set when='always' for one of them, or model.build in place of model.path"
     ]

@@ -49,13 +49,17 @@ def outcome(
             attempt=0,
             purpose=request.purpose,
             turns=(),
-            status=Status(kind, {"failed": "engine", "cancelled": "cancelled"}.get(kind, "")),  # type: ignore[arg-type]
+            status=Status(
+                kind, {"failed": "engine", "cancelled": "cancelled"}.get(kind, "")
+            ),  # type: ignore[arg-type]
             reward=reward if kind in ("terminated", "truncated") else None,
             label=request.label,
         )
         for n, kind in enumerate(kinds)
     )
-    return GroupOutcome(request, TrajectoryGroup(request.group_index, request.task, siblings))
+    return GroupOutcome(
+        request, TrajectoryGroup(request.group_index, request.task, siblings)
+    )
 
 
 def bounds(
@@ -95,7 +99,9 @@ class HandPool:
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         with self._changed:
-            self.open |= {(request.label, request.group_index): request for request in requests}
+            self.open |= {
+                (request.label, request.group_index): request for request in requests
+            }
             self._changed.notify_all()
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
@@ -111,7 +117,9 @@ class HandPool:
         for label, group_index in keys:
             self.cancelled.append(group_index)
             self.finish(
-                group_index, ["cancelled"] * self.open[label, group_index].group_size, label=label
+                group_index,
+                ["cancelled"] * self.open[label, group_index].group_size,
+                label=label,
             )
 
     def take_failures(self) -> list[Incident]:
@@ -191,7 +199,10 @@ class World:
         if (
             restored.sampler == SamplerState() and restored.next_group_index
         ):  # of the order of the data
-            waiting = (*restored.outstanding, *(group.group_index for group in restored.groups))
+            waiting = (
+                *restored.outstanding,
+                *(group.group_index for group in restored.groups),
+            )
             known = tuple((draw, draw) for draw in waiting)
             restored = replace(
                 restored, sampler=SamplerState({"drawn": restored.next_group_index}, known)

@@ -55,7 +55,9 @@ class Replay(Schedule):
         groups = self._batches[step - 1]
         if self._recorder is not None:
             for group in groups:
-                request = GroupRequest(group.group_index, group.task, len(group.trajectories))
+                request = GroupRequest(
+                    group.group_index, group.task, len(group.trajectories)
+                )
                 self._recorder.record_outcome(GroupOutcome(request, group))
         return groups
 
@@ -128,7 +130,11 @@ def learn(
         roles = {"main": {"reward_model": RoleHandle(group, "reward_model")}}
     else:
         spec = ActorSpec(
-            str(model), algorithm, optim, deterministic=deterministic, detail=detail or "basic"
+            str(model),
+            algorithm,
+            optim,
+            deterministic=deterministic,
+            detail=detail or "basic",
         )
         actors = {"main": "actor", **(policies or {})}
         specs = {**dict.fromkeys(actors.values(), spec), **(beside or {})}
@@ -136,9 +142,13 @@ def learn(
         places = {name: (elsewhere or {}).get(name, group) for name in names}
         for own in set(places.values()):
             own.setup({name: one for name, one in specs.items() if places[name] is own})
-        roles = {policy: {"actor": RoleHandle(group, name)} for policy, name in actors.items()}
+        roles = {
+            policy: {"actor": RoleHandle(group, name)} for policy, name in actors.items()
+        }
         roles["main"] |= {name: RoleHandle(places[name], name) for name in others}
-        roles["main"]["reference"] = RoleHandle(places["reference"], "reference", trains=False)
+        roles["main"]["reference"] = RoleHandle(
+            places["reference"], "reference", trains=False
+        )
     directory = RunDirectory.create(run_dir, config="run: {}\n")
     sink = JsonlSink(JsonlWriter(directory.metrics_path))
     events = EventLog(directory)
@@ -171,7 +181,9 @@ def learn(
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),
             evaluator=None,
             recorder=recorder,
-            skipped=SkippedSteps(directory.skipped_steps_folder / "rl", "rl", num_steps, events),
+            skipped=SkippedSteps(
+                directory.skipped_steps_folder / "rl", "rl", num_steps, events
+            ),
             model_folder=directory.models_folder / "rl",
             copies=copy_to and CheckpointCopies(copy_to, directory, "rl"),
         )
@@ -179,5 +191,6 @@ def learn(
     sink.close()
     events.close()
     return [
-        json.loads(line) for line in directory.metrics_path.read_text(encoding="utf-8").splitlines()
+        json.loads(line)
+        for line in directory.metrics_path.read_text(encoding="utf-8").splitlines()
     ]

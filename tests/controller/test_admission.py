@@ -15,13 +15,26 @@ from agentrl.config import StageConfig
 from agentrl.controller.admission import Backlog, RolloutState, in_time
 from agentrl.errors import EngineError
 from agentrl.rollouts import GroupState
-from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import (
+    Segment,
+    SegmentKind,
+    Status,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 from tests.controller.hand_pool import bounds
 
 TASK = Task("0")
 PROMPT = (Segment(SegmentKind.PROMPT, np.asarray([0], np.int32)),)
 TOKENS = [
-    Segment(SegmentKind.POLICY, np.asarray([1], np.int32), np.asarray([-1.0], np.float32), version)
+    Segment(
+        SegmentKind.POLICY,
+        np.asarray([1], np.int32),
+        np.asarray([-1.0], np.float32),
+        version,
+    )
     for version in range(20)
 ]
 
@@ -134,12 +147,18 @@ class Play:
     def take(self) -> None:
         self.step += 1
         self.in_training = self.backlog.take(self.step)
-        assert len(self.in_training) == self.stage.train.batch_prompts or not self.backlog.running
+        assert (
+            len(self.in_training) == self.stage.train.batch_prompts
+            or not self.backlog.running
+        )
         for group in self.in_training:
             assert self.fate.setdefault(group.group_index, "trained") == "trained"
             (one,) = group.trajectories
             behind = self.versions[group.policy] - min(one.policy_versions)
-            assert behind <= self.stage.rollout.max_staleness, (self.step, group.group_index)
+            assert behind <= self.stage.rollout.max_staleness, (
+                self.step,
+                group.group_index,
+            )
 
     def send_weights(self) -> None:
         """The engines have the next weights; the controller does not know it yet."""
@@ -226,7 +245,9 @@ def test_every_group_is_trained_in_time_or_named(staleness: int) -> None:
     assert trained > 2000
 
 
-def test_a_lower_bound_of_a_resumed_run_gives_up_what_it_must_and_stands_still_nowhere() -> None:
+def test_a_lower_bound_of_a_resumed_run_gives_up_what_it_must_and_stands_still_nowhere() -> (
+    None
+):
     given_up = 0
     for seed in range(40):
         play = played(seed, 4, resumed_with=1)
@@ -248,7 +269,9 @@ def test_what_stays_is_in_time_where_the_batches_to_come_hold_it() -> None:
 def test_a_token_of_weights_that_were_never_published_is_refused() -> None:
     backlog = Backlog(bounds(2, 1, max_staleness=2), RolloutState(0, (), 0, 0))
     backlog.start(3, {"main": 5})
-    said = "group 7 has a token of policy version 6 of 'main', and none above 5 was published"
+    said = (
+        "group 7 has a token of policy version 6 of 'main', and none above 5 was published"
+    )
     with pytest.raises(EngineError, match=said):
         backlog.keep(group_of(7, "main", [5, 6]))
     # an engine has new weights before the publish is over

@@ -82,7 +82,9 @@ def turn(
 def group_of(index: int, rollouts: list[list[Turn]]) -> TrajectoryGroup:
     ended = Status("terminated")
     trajectories = [
-        Trajectory(TASK, index, row, 0, "train", tuple(turns), status=ended, reward=float(row))
+        Trajectory(
+            TASK, index, row, 0, "train", tuple(turns), status=ended, reward=float(row)
+        )
         for row, turns in enumerate(rollouts)
     ]
     return TrajectoryGroup(index, TASK, tuple(trajectories))
@@ -103,7 +105,9 @@ TRAINERS: dict[str, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 RETURNED = ("ratio", "clipped", "token_loss", "correction", "entropy")
 
 
-def column(name: str, ids: npt.NDArray[np.int32], trained: npt.NDArray[np.bool_]) -> npt.NDArray:
+def column(
+    name: str, ids: npt.NDArray[np.int32], trained: npt.NDArray[np.bool_]
+) -> npt.NDArray:
     return np.where(trained, TRAINERS[name](ids.astype(np.float64)), 0).astype(np.float32)
 
 
@@ -139,7 +143,9 @@ class Step:
         )
         self.trained = batch.loss_mask != 0
         columns = ("old_logprobs", "advantages", "ref_logprobs")
-        batch = batch.join({name: column(name, batch.token_ids, self.trained) for name in columns})
+        batch = batch.join(
+            {name: column(name, batch.token_ids, self.trained) for name in columns}
+        )
         self.planned = PlannedBatch.plan(
             batch,
             make_algorithm("grpo", {"reduction": "trajectory_mean"}),
@@ -151,7 +157,9 @@ class Step:
             policy_version=0,
         )
 
-    def learned(self, detail: Detail, *, num_passes: int = 1, learners: int = 2) -> LearnedTokens:
+    def learned(
+        self, detail: Detail, *, num_passes: int = 1, learners: int = 2
+    ) -> LearnedTokens:
         """What two learners leave: the second has a column of its own alone. Earlier passes differ
         from the last."""
         batch = self.planned.batch
@@ -163,24 +171,36 @@ class Step:
         )
         names = RETURNED if detail == "full" else RETURNED[:-1]
         actors = {name: column(name, batch.token_ids, self.trained) for name in names}
-        critics = {"values": np.where(self.trained, batch.token_ids / 64, 0).astype(np.float32)}
+        critics = {
+            "values": np.where(self.trained, batch.token_ids / 64, 0).astype(np.float32)
+        }
         steps = list(self.planned.mini_batches(num_passes))
         for number, mini_batch in enumerate(steps):
             last = number >= len(steps) - len(self.planned.updates)
             for learner, own in (("actor", actors), ("critic", critics))[:learners]:
                 shown = own if last else {name: values + 99 for name, values in own.items()}
-                learned.add(learner, mini_batch(2), {} if detail == "basic" else shown, Stats())
+                learned.add(
+                    learner, mini_batch(2), {} if detail == "basic" else shown, Stats()
+                )
         return learned
 
     def record(
-        self, run: RunDirectory, writer: TrajectoryWriter, learned: LearnedTokens, stage: str
+        self,
+        run: RunDirectory,
+        writer: TrajectoryWriter,
+        learned: LearnedTokens,
+        stage: str,
     ) -> None:
         recorder = self.recorder(run, writer, stage)
         self.train(recorder, learned)
         recorder.events.close()
 
     def recorder(
-        self, run: RunDirectory, writer: TrajectoryWriter, stage: str, detail: Detail = "tokens"
+        self,
+        run: RunDirectory,
+        writer: TrajectoryWriter,
+        stage: str,
+        detail: Detail = "tokens",
     ) -> Recorder:
         return Recorder(
             stage,
@@ -197,7 +217,9 @@ class Step:
             request = GroupRequest(group.group_index, TASK, len(group.trajectories))
             recorder.record_outcome(GroupOutcome(request, group))
         recorder.take_episodes()
-        recorder.record_step(TrainState(step=1), self.groups, {"main": learned}, Stats(), {})
+        recorder.record_step(
+            TrainState(step=1), self.groups, {"main": learned}, Stats(), {}
+        )
 
     def expected(self, trajectory: Trajectory) -> dict[str, list[float]]:
         """Of the actor, by the trajectory alone, with no batch."""
@@ -213,7 +235,14 @@ class Step:
         masked = np.array([(*place, index) in self.masked for _, _, index in tokens])
         trained = ~(stale | masked)
         columns = {name: column(name, ids, trained) for name in TRAINERS}
-        unknown = ("old_logprobs", "advantages", "ref_logprobs", "ratio", "correction", "entropy")
+        unknown = (
+            "old_logprobs",
+            "advantages",
+            "ref_logprobs",
+            "ratio",
+            "correction",
+            "entropy",
+        )
         for name in unknown:
             columns[name] = np.where(trained, columns[name], np.nan)
         rejected = trained & (columns["correction"] == 0)
@@ -221,7 +250,9 @@ class Step:
         return {name: values.tolist() for name, values in columns.items()}
 
 
-def numbers_of(expected: dict[str, list[float]], ids: npt.NDArray[np.int32]) -> dict[str, float]:
+def numbers_of(
+    expected: dict[str, list[float]], ids: npt.NDArray[np.int32]
+) -> dict[str, float]:
     """A trajectory's numbers by those of its tokens; the engine's logprob of a token is -id."""
     trained = np.isin(expected["loss_reason"], (0, 4))
     if not trained.any():
@@ -242,9 +273,17 @@ def episodes(draw: st.DrawFn) -> list[Turn]:
     """Branches, the sequences of several agents, and tokens of several versions in one turn."""
     number = draw(st.integers(1, 5))
     parents = [draw(st.sampled_from([None, *range(index)])) for index in range(number)]
-    sampled = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3)
+    sampled = st.lists(
+        st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=3
+    )
     return [
-        turn(index, parent, draw(sampled), draw(st.integers(1, 3)), draw(st.sampled_from(AGENTS)))
+        turn(
+            index,
+            parent,
+            draw(sampled),
+            draw(st.integers(1, 3)),
+            draw(st.sampled_from(AGENTS)),
+        )
         for index, parent in enumerate(parents)
     ]
 
@@ -272,7 +311,9 @@ def steps(draw: st.DrawFn, first_group: int) -> Step:
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(steps(0), steps(NUM_GROUPS), st.integers(1, 3))
-def test_every_tokens_value_is_the_trainers(first: Step, second: Step, num_passes: int) -> None:
+def test_every_tokens_value_is_the_trainers(
+    first: Step, second: Step, num_passes: int
+) -> None:
     with TemporaryDirectory() as folder:
         run = RunDirectory.create(Path(folder) / "run")
         with TrajectoryWriter(run) as writer:
@@ -286,9 +327,15 @@ def test_every_tokens_value_is_the_trainers(first: Step, second: Step, num_passe
                 told_agents = [one.agent for one in stored.trajectory.turns]
                 assert told_agents == [one.agent for one in trajectory.turns]
                 actor, critic = stored.annotations
-                assert (actor.step, actor.learner, actor.pass_index) == (1, "actor", num_passes - 1)
+                assert (actor.step, actor.learner, actor.pass_index) == (
+                    1,
+                    "actor",
+                    num_passes - 1,
+                )
                 expected = step.expected(trajectory)
-                ids = np.concatenate([one.token_ids for one in trajectory.policy_segments()])
+                ids = np.concatenate(
+                    [one.token_ids for one in trajectory.policy_segments()]
+                )
                 assert actor.values == pytest.approx(
                     {
                         "trained_step": 1,

@@ -23,7 +23,10 @@ def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:
     """The trajectory with one turn, a token of each version."""
     tokens = tuple(
         Segment(
-            SegmentKind.POLICY, np.asarray([1], np.int32), np.asarray([-1.0], np.float32), version
+            SegmentKind.POLICY,
+            np.asarray([1], np.int32),
+            np.asarray([-1.0], np.float32),
+            version,
         )
         for version in versions
     )
@@ -100,7 +103,9 @@ def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(
             # its tokens may be of version 0, two versions behind the next batch
             assert w.pool.cancelled == [0]
         w.service.make_room({"main": step})
-    until(lambda: any(o.group.trajectories[0].status.kind == "cancelled" for o in w.taken_in))
+    until(
+        lambda: any(o.group.trajectories[0].status.kind == "cancelled" for o in w.taken_in)
+    )
     (cut,) = [o.group.trajectories[0] for o in w.taken_in if o.request.group_index == 0]
     assert str(cut.status) == "cancelled(stale)"
     until(lambda: w.ledger.counts()["cancelled"] == 1)
@@ -216,7 +221,9 @@ def test_a_publish_names_its_policy_and_ages_no_group_of_another(
     published = w.service.publish(state, changed=["guard"])
     assert published.versions == {"main": 3, "guard": 6}
     assert w.published == [*started, ("guard", 6, "retract")]
-    assert w.pool.cancelled == []  # what runs for main is as fresh as before, and what waits
+    assert (
+        w.pool.cancelled == []
+    )  # what runs for main is as fresh as before, and what waits
     assert w.ledger.counts()["buffered"] == 1
     w.ledger.sync()
     rows = ledger_rows(tmp_path / "ledger-0.jsonl")

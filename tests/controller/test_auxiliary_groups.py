@@ -84,17 +84,26 @@ def _listed(weights: Any) -> list[float]:
     return list(weights)
 
 
-def losses(model: Path, folder: Path, groups: list[TrajectoryGroup], name: str) -> dict[str, float]:
+def losses(
+    model: Path, folder: Path, groups: list[TrajectoryGroup], name: str
+) -> dict[str, float]:
     group = LocalRoleGroup(threads=1)
     try:
-        given = {"num_steps": 1, "mini_batch_groups": 2, "detail": "full", "batches": [groups]}
+        given = {
+            "num_steps": 1,
+            "mini_batch_groups": 2,
+            "detail": "full",
+            "batches": [groups],
+        }
         (row,) = learn(group, model, folder, algorithm_name=name, **given)
     finally:
         group.close()
     return row
 
 
-def test_a_batch_with_it_has_the_policys_loss_of_one_without(model: Path, tmp_path: Path) -> None:
+def test_a_batch_with_it_has_the_policys_loss_of_one_without(
+    model: Path, tmp_path: Path
+) -> None:
     first, second = made_groups(0, 2)
     equal, unequal = of_rewards(first, [1.0] * 4), of_rewards(second, [0.0, 1.0, 2.0, 4.0])
     both = losses(model, tmp_path / "both", [equal, unequal], "echo")
@@ -102,7 +111,9 @@ def test_a_batch_with_it_has_the_policys_loss_of_one_without(model: Path, tmp_pa
     assert both["policy/loss"] == pytest.approx(one["policy/loss"], rel=1e-5)
     assert both["count/trained_tokens"] == one["count/trained_tokens"]
     # the observations of both, none of which are the same
-    assert both["policy/observation_nll"] != pytest.approx(one["policy/observation_nll"], rel=1e-6)
+    assert both["policy/observation_nll"] != pytest.approx(
+        one["policy/observation_nll"], rel=1e-6
+    )
     reader = TrajectoryReader(RunDirectory.open(tmp_path / "both"))
     weights: dict[int, Floats] = {}
     for row in reader.annotations():

@@ -49,7 +49,11 @@ def remote(url: str) -> RemoteFolder:
 
 @pytest.fixture
 def run(
-    group: LocalRoleGroup, model: Path, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
+    group: LocalRoleGroup,
+    model: Path,
+    tmp_path: Path,
+    url: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> RunDirectory:
     """Three steps with a copied checkpoint of each, of which one is kept."""
     caplog.set_level("INFO", logger="agentrl")
@@ -172,7 +176,9 @@ def test_what_a_death_left_of_a_fetch_is_in_no_run(
 def test_a_copy_without_its_manifest_never_was_one(
     run: RunDirectory, remote: RemoteFolder, url: str, tmp_path: Path
 ) -> None:
-    remote.put(run.root / LAST / "actor" / "files.json", "checkpoints/rl/step=000004/files.json")
+    remote.put(
+        run.root / LAST / "actor" / "files.json", "checkpoints/rl/step=000004/files.json"
+    )
     fetched = fetch_newest(url, "rl", tmp_path / "fetched")
     assert fetched is not None
     assert fetched.name == "step=000003"
@@ -197,7 +203,9 @@ def test_a_torn_copy_is_refused_by_its_file(
     assert list((tmp_path / "fetched").iterdir()) == []
 
 
-def test_an_export_to_a_url_is_the_folder(run: RunDirectory, url: str, tmp_path: Path) -> None:
+def test_an_export_to_a_url_is_the_folder(
+    run: RunDirectory, url: str, tmp_path: Path
+) -> None:
     actor = run.root / LAST / "actor"
     to = RemoteFolder(f"{url}/model", "--to")
     size = export_checkpoint(actor, tmp_path / "folder", shard_bytes=20_000)
@@ -234,7 +242,9 @@ def check_told(
         if getattr(one, "event", "") == "checkpoint_failed"
     ]
     assert len(told) == 4
-    assert all(f"in {url}; the one before stays and the run goes on: " in one for one in told)
+    assert all(
+        f"in {url}; the one before stays and the run goes on: " in one for one in told
+    )
     assert "there is no copy of checkpoint" in told[0]
     events = RunDirectory.open(run).events_path.read_text(encoding="utf-8")
     found = [json.loads(line) for line in events.splitlines()]
@@ -249,7 +259,9 @@ def test_a_place_that_takes_nothing_is_told_and_the_run_goes_on(
 ) -> None:
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
     url = f"file://{tmp_path}/file/runs"
-    rows = learn(group, model, tmp_path / "run", num_steps=4, checkpoint_every=1, copy_to=url)
+    rows = learn(
+        group, model, tmp_path / "run", num_steps=4, checkpoint_every=1, copy_to=url
+    )
     check_told(rows, tmp_path / "run", caplog, url)
 
 
@@ -288,7 +300,9 @@ def test_an_unreachable_bucket_is_told_and_the_run_goes_on(
     pytest.importorskip("s3fs", reason="needs s3fs (make s3)")
     use_endpoint(monkeypatch, f"http://127.0.0.1:{free_port()}")
     url = "s3://agentrl/runs/a"
-    rows = learn(group, model, tmp_path / "run", num_steps=4, checkpoint_every=1, copy_to=url)
+    rows = learn(
+        group, model, tmp_path / "run", num_steps=4, checkpoint_every=1, copy_to=url
+    )
     check_told(rows, tmp_path / "run", caplog, url)
     assert "Could not connect" in caplog.text
 
@@ -297,7 +311,10 @@ def test_an_unreachable_bucket_is_told_and_the_run_goes_on(
     ("place", "told"),
     [
         ("runs/a", r"must be a URL, such as s3://bucket/folder, got 'runs/a'"),
-        ("nothing://runs/a", r"cannot be reached from here: .*; install its package of fsspec"),
+        (
+            "nothing://runs/a",
+            r"cannot be reached from here: .*; install its package of fsspec",
+        ),
     ],
 )
 def test_what_is_no_url_that_can_be_reached_is_refused(place: str, told: str) -> None:

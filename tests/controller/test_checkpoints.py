@@ -24,7 +24,9 @@ def manifest(step: int) -> Manifest:
     return Manifest(
         stage="rl",
         state=TrainState(step, {"main": step}, {"kl": 0.1}, without_signal=2),
-        rollouts=RolloutState(next_group_index=9, outstanding=(4, 6), spent=1, ledger_offset=33),
+        rollouts=RolloutState(
+            next_group_index=9, outstanding=(4, 6), spent=1, ledger_offset=33
+        ),
         results={"code": {"before": {"sampled": 1 / 3}}},
     )
 
@@ -52,7 +54,9 @@ def test_the_newest_one_comes_back_as_it_was(checkpoints: Checkpoints) -> None:
     found = checkpoints.latest()
     assert found is not None
     assert found[0] == folder
-    assert found[1] == Manifest(**{**_fields(manifest(10)), "files": {"actor/model.bin": 7}})
+    assert found[1] == Manifest(
+        **{**_fields(manifest(10)), "files": {"actor/model.bin": 7}}
+    )
 
 
 def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) -> None:
@@ -83,7 +87,9 @@ def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) ->
 def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> None:
     (played,) = made_groups(3, 1)
     running = (
-        GroupState(3, (played.trajectories[0], NotResumable("a lock")), versions={"main": 2}),
+        GroupState(
+            3, (played.trajectories[0], NotResumable("a lock")), versions={"main": 2}
+        ),
     )
     rollouts = RolloutState(
         next_group_index=9, outstanding=(3,), spent=0, ledger_offset=33, running=running
@@ -95,7 +101,11 @@ def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> No
     finished, unsaved = group.rollouts
     assert isinstance(finished, Trajectory)
     assert finished.sequence(0).tolist() == played.trajectories[0].sequence(0).tolist()
-    assert (group.group_index, group.versions, unsaved) == (3, {"main": 2}, NotResumable("a lock"))
+    assert (group.group_index, group.versions, unsaved) == (
+        3,
+        {"main": 2},
+        NotResumable("a lock"),
+    )
 
 
 def test_running_groups_of_another_version_are_refused_with_what_to_delete(
@@ -138,7 +148,9 @@ def test_running_groups_that_are_none_of_this_version_are_refused_by_name(
     folder = checkpoints.begin(4)
     rollouts = RolloutState(9, (3,), 0, 33, running=("a group of older code",))  # type: ignore[arg-type]
     checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
-    with pytest.raises(DataError, match=r"cannot be read: TypeError: it holds tuple, not groups"):
+    with pytest.raises(
+        DataError, match=r"cannot be read: TypeError: it holds tuple, not groups"
+    ):
         checkpoints.latest()
 
 
@@ -150,7 +162,9 @@ def test_running_groups_without_a_field_of_this_version_are_refused_by_name(
     folder = checkpoints.begin(4)
     with monkeypatch.context() as older:  # a class that had one field less
         names = Turn.__slots__[:-1]
-        older.setattr(Turn, "__getstate__", lambda turn: [getattr(turn, name) for name in names])
+        older.setattr(
+            Turn, "__getstate__", lambda turn: [getattr(turn, name) for name in names]
+        )
         checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
     with pytest.raises(DataError, match=rf"AttributeError: .*'{Turn.__slots__[-1]}'"):
         checkpoints.latest()
@@ -191,17 +205,21 @@ def test_a_missing_file_is_named_with_its_mend(checkpoints: Checkpoints) -> None
 def test_a_file_of_another_size_is_named(checkpoints: Checkpoints) -> None:
     (save(checkpoints, 2) / "actor" / "model.bin").write_text("tens")
     with pytest.raises(
-        DataError, match="should have 7 bytes, found 4 bytes; delete it to start the stage again"
+        DataError,
+        match="should have 7 bytes, found 4 bytes; delete it to start the stage again",
     ):
         checkpoints.latest()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "null", "3", '"text"', "[]", "{}", '{"rollouts": 3}', '{"rollouts": {}}']
+    "text",
+    ["", "{", "null", "3", '"text"', "[]", "{}", '{"rollouts": 3}', '{"rollouts": {}}'],
 )
 def test_a_manifest_that_is_none_is_named(checkpoints: Checkpoints, text: str) -> None:
     (save(checkpoints, 2) / "manifest.json").write_text(text)
-    with pytest.raises(DataError, match=r"step=000002 is corrupt: manifest\.json cannot be read"):
+    with pytest.raises(
+        DataError, match=r"step=000002 is corrupt: manifest\.json cannot be read"
+    ):
         checkpoints.latest()
 
 
@@ -225,25 +243,39 @@ def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
     checkpoints.begin(1)  # interrupted, and never begun again
     for step in (2, 3, 4, 5):
         save(checkpoints, step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step=000004", "step=000005"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step=000004",
+        "step=000005",
+    ]
 
 
 def test_the_best_one_is_kept_besides(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best="eval/code/greedy")
     greedy = {1: 0.5, 2: 0.9, 3: 0.9, 4: None, 5: 0.2}
     for step, value in greedy.items():
-        evaluated = {} if value is None else {"eval/code/greedy": value, "eval/code/sampled": 1.0}
-        checkpoints.commit(checkpoints.begin(step), replace(manifest(step), evaluated=evaluated))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step=000003", "step=000005"]
+        evaluated = (
+            {} if value is None else {"eval/code/greedy": value, "eval/code/sampled": 1.0}
+        )
+        checkpoints.commit(
+            checkpoints.begin(step), replace(manifest(step), evaluated=evaluated)
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step=000003",
+        "step=000005",
+    ]
     assert checkpoints.best() == tmp_path / "step=000003"
     found = checkpoints.latest()
     assert found is not None
     assert found[1].evaluated == {"eval/code/greedy": 0.2, "eval/code/sampled": 1.0}
-    with pytest.raises(ConfigError, match=r"keep_best='eval/code/greedy'.*gave eval/code/sampled"):
+    with pytest.raises(
+        ConfigError, match=r"keep_best='eval/code/greedy'.*gave eval/code/sampled"
+    ):
         checkpoints.check_metric({"eval/code/sampled": 0.5})
 
 
-def test_an_old_one_is_deleted_when_the_new_one_exists_and_not_before(tmp_path: Path) -> None:
+def test_an_old_one_is_deleted_when_the_new_one_exists_and_not_before(
+    tmp_path: Path,
+) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     save(checkpoints, 1)
     folder = checkpoints.begin(2)

@@ -44,16 +44,22 @@ def test_a_full_disk_at_a_checkpoint_is_told_and_the_run_goes_on(
     undisturbed = learn(group, model, tmp_path / "other", num_steps=4)
     fill_the_disk(monkeypatch, 2)
     rows = learn(group, model, tmp_path / "run", num_steps=4, checkpoint_every=1)
-    assert [row["policy/loss"] for row in rows] == [row["policy/loss"] for row in undisturbed]
+    assert [row["policy/loss"] for row in rows] == [
+        row["policy/loss"] for row in undisturbed
+    ]
     counts = [row.get("count/failed_checkpoints", 0) for row in rows]
     assert counts in ([0, 0, 1, 0], [0, 0, 0, 1])  # as soon as it is known
-    failed = [one for one in caplog.records if getattr(one, "event", "") == "checkpoint_failed"]
+    failed = [
+        one for one in caplog.records if getattr(one, "event", "") == "checkpoint_failed"
+    ]
     (told,) = failed
     assert "there is no checkpoint" in told.getMessage()
     assert "step=000002; the one before stays and the run goes on: " in told.getMessage()
     assert "the disk is full" in told.getMessage()
     events = RunDirectory.open(tmp_path / "run").events_path.read_text(encoding="utf-8")
-    (event,) = [one for one in map(json.loads, events.splitlines()) if one["boundary"] == "store"]
+    (event,) = [
+        one for one in map(json.loads, events.splitlines()) if one["boundary"] == "store"
+    ]
     assert (event["event"], event["level"]) == ("checkpoint_failed", "warning")
     found = checkpoints(tmp_path / "run").latest()
     assert found is not None
@@ -65,7 +71,9 @@ def test_the_last_good_checkpoint_stays_where_all_later_ones_fail(
     group: LocalRoleGroup, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_the_disk(monkeypatch, 2, 3)
-    with pytest.raises(DiskFullError, match="the disk is full"):  # nothing would keep the last step
+    with pytest.raises(
+        DiskFullError, match="the disk is full"
+    ):  # nothing would keep the last step
         learn(group, model, tmp_path / "run", num_steps=3, checkpoint_every=1)
     found = checkpoints(tmp_path / "run").latest()
     assert found is not None

@@ -20,7 +20,11 @@ CANCELLED = Status("cancelled", "stale")
 
 def episodes(*many: tuple[int, Status], raised_at: str = "") -> list[Trajectory]:
     statuses = [status for number, status in many for _ in range(number)]
-    info = {"raised_at": raised_at, "traceback": f"Traceback: {raised_at}"} if raised_at else {}
+    info = (
+        {"raised_at": raised_at, "traceback": f"Traceback: {raised_at}"}
+        if raised_at
+        else {}
+    )
     return [
         Trajectory(
             Task("t"),
@@ -79,7 +83,8 @@ def test_a_failure_among_few_episodes_is_no_reason_to_stop() -> None:
 
 def test_where_all_fail_the_run_stops_whatever_the_share() -> None:
     with pytest.raises(
-        EpisodesFailedError, match=r"every one of the 8 episodes .* ended as failed\(engine\)"
+        EpisodesFailedError,
+        match=r"every one of the 8 episodes .* ended as failed\(engine\)",
     ):
         hold((8, ENGINE), max_frac=1.0)
     with pytest.raises(EpisodesFailedError, match="every one of the 8 episodes"):
@@ -94,7 +99,9 @@ def test_what_was_cancelled_is_no_failure_and_no_episode() -> None:
 
 def test_a_cause_is_told_by_its_commonest_reason_and_the_users_line() -> None:
     other = episodes((1, Status("failed", "env", "Maze.reset raised OSError: no map")))
-    (cause,) = failure_causes([*other, *episodes((2, ENV), (1, AGAIN), raised_at="maze.py:41")])
+    (cause,) = failure_causes(
+        [*other, *episodes((2, ENV), (1, AGAIN), raised_at="maze.py:41")]
+    )
     assert str(cause) == (
         "3 failed(env), 1 truncated(env_exception): Maze.step raised KeyError: 'exit', at "
         "maze.py:41"

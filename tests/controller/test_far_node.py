@@ -21,14 +21,20 @@ from tests.run.tiny_run import CONFIG, TASK, metrics
 from tests.run.tiny_task import build_model
 
 BIN = Path(sys.executable).parent
-QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+QUIET = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @contextmanager
 def node(command: list[str], env: Mapping[str, str]) -> Iterator[str]:
     """A node of Ray, which ends with the block; the address that it told, of a head."""
     with (
-        tempfile.TemporaryDirectory(prefix="r") as short,  # a socket's path has at most 107 bytes
+        tempfile.TemporaryDirectory(
+            prefix="r"
+        ) as short,  # a socket's path has at most 107 bytes
         subprocess.Popen(
             [*command[:-1], f"{command[-1]} --block --temp-dir={short}"],
             env={**os.environ, **QUIET, **env},
@@ -55,13 +61,17 @@ def head(cpus: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a mount namespace")
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (util-linux)")
-def test_a_node_without_the_projects_folder_and_the_model_plays_and_trains(tmp_path: Path) -> None:
+def test_a_node_without_the_projects_folder_and_the_model_plays_and_trains(
+    tmp_path: Path,
+) -> None:
     home, models = tmp_path / "home", tmp_path / "models"
     project = home / "project"
     for folder in (project, models / "tiny"):
         folder.mkdir(parents=True)
     build_model(models / "tiny", 0)
-    text = TASK.read_text() + '\nWORDS = Path(__file__).with_name("words.txt").read_text()\n'
+    text = (
+        TASK.read_text() + '\nWORDS = Path(__file__).with_name("words.txt").read_text()\n'
+    )
     (project / "task.py").write_text(text)
     (project / "words.txt").write_text("read beside the code")
     (project / "weights.bin").write_bytes(b"0" * 1000)
@@ -78,7 +88,10 @@ def test_a_node_without_the_projects_folder_and_the_model_plays_and_trains(tmp_p
         joins = f"{hidden} && exec {BIN}/ray start --address={address} --num-cpus=4"
         started.enter_context(node(["unshare", "--mount", "sh", "-c", joins], env))
         command = [f"{BIN}/agentrl", "train", str(project / "config.yaml")]
-        command += [f"placement.ray_address={address}", f"model.path={(models / 'tiny').as_uri()}"]
+        command += [
+            f"placement.ray_address={address}",
+            f"model.path={(models / 'tiny').as_uri()}",
+        ]
         command += ["stages.rl.steps=1", "stages.rl.eval.sets={}", "stages.warmup.steps=1"]
         command += ["stages.warmup.when=always", f"run.dir={tmp_path / 'run'}"]
         done = subprocess.run(

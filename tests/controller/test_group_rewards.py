@@ -19,8 +19,14 @@ WHOSE = "GRPOSettings.credit='own.py:f'"
 @pytest.mark.parametrize(
     ("trajectory", "told"),
     [
-        (np.array([0.0, np.nan, np.nan]), "finite numbers, got nan for trajectory 1 .* (2 in all)"),
-        (np.array([np.inf, 0.0, 0.0]), "finite numbers, got inf for trajectory 0 of the batch"),
+        (
+            np.array([0.0, np.nan, np.nan]),
+            "finite numbers, got nan for trajectory 1 .* (2 in all)",
+        ),
+        (
+            np.array([np.inf, 0.0, 0.0]),
+            "finite numbers, got inf for trajectory 0 of the batch",
+        ),
         (np.zeros(2), r"one number a trajectory, an array of shape (3,), got (2,)"),
         ([0.0, 0.0, 0.0], r"one number a trajectory, an array of shape (3,), got list"),
     ],
@@ -28,14 +34,23 @@ WHOSE = "GRPOSettings.credit='own.py:f'"
 def test_credit_that_does_not_fit_names_its_function(trajectory: Any, told: str) -> None:
     credit = Credit(trajectory, np.zeros(REWARDS.turn_reward.shape))
     told = told.replace("(", r"\(").replace(")", r"\)")
-    with pytest.raises(TrainingError, match=rf"^{WHOSE} for trajectories must return {told}"):
+    with pytest.raises(
+        TrainingError, match=rf"^{WHOSE} for trajectories must return {told}"
+    ):
         checked_credit(credit, REWARDS, WHOSE)
 
 
 def test_weights_are_finite_and_at_least_zero() -> None:
-    assert checked_weights(np.array([0.0, 1.0, 2.0]), REWARDS, "select").tolist() == [0, 1, 2]
+    assert checked_weights(np.array([0.0, 1.0, 2.0]), REWARDS, "select").tolist() == [
+        0,
+        1,
+        2,
+    ]
     for weights, told in (
-        (np.array([0.0, -1.0, 2.0]), r"select must return weights of at least 0, got -1\.0"),
+        (
+            np.array([0.0, -1.0, 2.0]),
+            r"select must return weights of at least 0, got -1\.0",
+        ),
         (np.array([0.0, np.nan, 2.0]), "select must return finite numbers, got nan"),
         (np.ones(4), r"select must return one number a trajectory, .* got \(4,\)"),
     ):

@@ -55,7 +55,9 @@ class CallGroup(RoleGroup):
         self.calls: list[tuple[str, str, list[tuple[Any, ...]]]] = []
         self._answer = answer
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
+    def begin_ranks(
+        self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]
+    ) -> Look:
         target, name = by_rank[0][:2]
         own = [args[2:] for args in by_rank]
         self.calls.append((target, name, own))
@@ -82,7 +84,9 @@ def test_of_first_all_are_called_and_rank_0_answers() -> None:
     assert called(Role.first, 7) == (0, [("role", "first", [(7,)] * 3)])
 
 
-@pytest.mark.parametrize(("pool", "name"), [("main", "rank"), ("", "rank"), ("judges", "judges")])
+@pytest.mark.parametrize(
+    ("pool", "name"), [("main", "rank"), ("", "rank"), ("judges", "judges")]
+)
 def test_what_ranks_did_bears_their_names_and_is_told_once(pool: str, name: str) -> None:
     group = CallGroup(MeshShape(dp=2), lambda rank: rank)
     group.name = pool
@@ -141,7 +145,9 @@ def test_a_statistic_counts_once_for_all_ranks_of_a_coordinate() -> None:
 
 
 def test_a_call_without_a_shard_for_each_coordinate_is_refused() -> None:
-    with pytest.raises(TrainingError, match="one shard for each of its 2 data coordinates, got 4"):
+    with pytest.raises(
+        TrainingError, match="one shard for each of its 2 data coordinates, got 4"
+    ):
         called(Role.shards, [1, 2, 3, 4], 7, mesh=MeshShape(dp=2, tp=2))
 
 
@@ -175,7 +181,9 @@ def test_it_publishes_and_plays(local: Cluster) -> None:
     (report,) = local.publish(5)
     assert (report.version, report.bytes > 0) == (5, True)
     (outcome,) = collect_groups(local.pool, [GroupRequest(0, TASKS[0], 2)], DEADLINE_S)
-    assert {version for t in outcome.group.trajectories for version in t.policy_versions} == {5}
+    assert {
+        version for t in outcome.group.trajectories for version in t.policy_versions
+    } == {5}
 
 
 def test_a_publish_is_logged_with_version_bytes_and_seconds(
@@ -185,7 +193,11 @@ def test_a_publish_is_logged_with_version_bytes_and_seconds(
         local.sync.publish("main", local.actor, local.pool, 2)
     (record,) = caplog.records
     told = vars(record)
-    assert (told["event"], told["version"], told["policy"]) == ("weights_published", 2, "main")
+    assert (told["event"], told["version"], told["policy"]) == (
+        "weights_published",
+        2,
+        "main",
+    )
     assert told["bytes"] > 0
     assert told["seconds"] > 0
 
@@ -224,7 +236,9 @@ def test_a_role_that_no_engine_could_serve_is_not_published(model: Path) -> None
     cluster = local_cluster()
     try:
         cluster.group.setup({"reference": ReferenceSpec(str(model))})
-        with pytest.raises(ConfigError, match="role 'reference' has no weights that engines could"):
+        with pytest.raises(
+            ConfigError, match="role 'reference' has no weights that engines could"
+        ):
             cluster.sync.publish(
                 "main", RoleHandle(cluster.group, "reference"), cluster.pool, 1, "retract"
             )
@@ -232,7 +246,9 @@ def test_a_role_that_no_engine_could_serve_is_not_published(model: Path) -> None
         cluster.close()
 
 
-def test_a_publish_that_fails_poisons_too(local: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_that_fails_poisons_too(
+    local: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def corrupt(*_: object, **__: object) -> None:
         raise EngineError("corrupt", retryable=False)
 
@@ -279,7 +295,9 @@ def test_a_new_stage_ends_what_the_earlier_one_left(local: Cluster, model: Path)
 
 
 def test_an_error_survives_the_way_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(TrainingError("x", rank=3, host="h", traceback_text="tb")))
+    error = pickle.loads(
+        pickle.dumps(TrainingError("x", rank=3, host="h", traceback_text="tb"))
+    )
     assert (str(error), error.rank, error.host, error.traceback_text) == ("x", 3, "h", "tb")
 
 
@@ -315,7 +333,9 @@ def test_whoever_calls_after_a_loss_has_lost_the_rank_too() -> None:
         lost=lambda message, rank: RankLostError(message, rank=rank),
     )
     lost = calls.fail(ActorLostError("rank 1 died"), 1)
-    with pytest.raises(RankLostError) as raised:  # by another thread than the one that saw it
+    with pytest.raises(
+        RankLostError
+    ) as raised:  # by another thread than the one that saw it
         calls.begin([], "updating")
     assert raised.value is lost
     assert raised.value.rank == 1
@@ -334,7 +354,9 @@ class TestOverRay:
             120.0,
         )
         assert [o.request.group_index for o in outcomes] == [0, 1, 2, 3]
-        assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
+        assert {
+            v for o in outcomes for t in o.group.trajectories for v in t.policy_versions
+        } == {3}
         error = broken(pair.group)
         assert (error.rank in (0, 1), error.host) == (True, socket.gethostname())
         assert "AttributeError" in str(error)
@@ -349,7 +371,9 @@ class TestOverRay:
 
         def gather_alone() -> None:
             try:
-                pair.group.call("actor", "checksum")  # collective: rank 0 waits for the other
+                pair.group.call(
+                    "actor", "checksum"
+                )  # collective: rank 0 waits for the other
             except TrainingError as error:
                 errors.append(error)
 
@@ -366,9 +390,14 @@ class TestOverRay:
         with pytest.raises(RankLostError, match="the worker of rank 0 died"):
             pair.publish(2)
 
-    def test_a_rank_that_raises_ends_the_call_of_one_in_a_collective(self, pair: Any) -> None:
+    def test_a_rank_that_raises_ends_the_call_of_one_in_a_collective(
+        self, pair: Any
+    ) -> None:
         pids = [place.pid for place in pair.group.describe()]
-        own = [("actor", "checksum"), ("actor", "nothing")]  # rank 0 gathers, and waits for rank 1
+        own = [
+            ("actor", "checksum"),
+            ("actor", "nothing"),
+        ]  # rank 0 gathers, and waits for rank 1
         start = time.monotonic()
         told = r"rank 1: actor\.nothing raised AttributeError"
         with pytest.raises(TrainingError, match=told) as raised:
@@ -388,7 +417,9 @@ class TestOverRay:
         (rank,) = group.describe()
         group._calls.timeout_s = 5.0  # the start needs more where much else runs
         os.kill(rank.pid, signal.SIGSTOP)
-        told = r"the worker of rank 0 did not answer within 5 s \(placement.call_timeout_s\)"
+        told = (
+            r"the worker of rank 0 did not answer within 5 s \(placement.call_timeout_s\)"
+        )
         with pytest.raises(TrainingError, match=told):
             group.describe()
 

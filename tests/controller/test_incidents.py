@@ -66,7 +66,9 @@ def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) 
         )
         incidents: list[Incident] = [LOST, BACK, WORKER, LOST]
         recorder.record_failures(incidents)
-        assert view.alerts == [str(incident) for incident in incidents]  # before any step has ended
+        assert view.alerts == [
+            str(incident) for incident in incidents
+        ]  # before any step has ended
         recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
         recorder.record_step(TrainState(step=2), [], {}, Stats(), {})
     events.close()
@@ -83,7 +85,9 @@ def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) 
     assert kept == [(incident.event, str(incident)) for incident in incidents]
 
 
-def test_the_service_looks_for_incidents_while_a_batch_is_waited_for(world: MakeWorld) -> None:
+def test_the_service_looks_for_incidents_while_a_batch_is_waited_for(
+    world: MakeWorld,
+) -> None:
     w = world(bounds(1, 1))
     batch = w.next_groups()
     w.pool.wait_for(1)

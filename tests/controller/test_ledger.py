@@ -34,7 +34,9 @@ def test_a_trajectory_is_never_trained_twice(tmp_path: Path) -> None:
         ledger.issue("main", 0, 2)
 
 
-def test_a_row_names_the_policy_and_each_policy_has_states_of_its_own(tmp_path: Path) -> None:
+def test_a_row_names_the_policy_and_each_policy_has_states_of_its_own(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
     for policy in ("main", "guard"):  # both are to be trained by one group
@@ -46,7 +48,10 @@ def test_a_row_names_the_policy_and_each_policy_has_states_of_its_own(tmp_path: 
     ledger.sync()
     assert ledger.counts() == {"trained": 1, "dropped": 1}
     rows = list(ledger_rows(path))
-    assert [row["policy"] for row in rows] == ["main"] * 4 + ["guard"] * 4 + ["main", "guard"]
+    assert [row["policy"] for row in rows] == ["main"] * 4 + ["guard"] * 4 + [
+        "main",
+        "guard",
+    ]
     assert trained_batches(path, "rl", "main") == {1: {0: [0]}}
     assert trained_batches(path, "rl", "guard") == {}
     with pytest.raises(StoreError, match="from trained to taken for policy 'main'"):

@@ -47,7 +47,16 @@ def test_a_far_node_whose_link_is_cut_is_one_loss_and_comes_back(
             ray_node(far, short / "far", FAR, "--num-cpus=2", '--resources={"rollout": 2}'),
         ):
             subprocess.run(
-                ["ip", "netns", "exec", near, sys.executable, __file__, str(model), str(told)],
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    near,
+                    sys.executable,
+                    __file__,
+                    str(model),
+                    str(told),
+                ],
                 check=True,
                 timeout=DEADLINE_S,
                 env={**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.getcwd()},
@@ -81,7 +90,10 @@ def _drive(model: Path, told: Path) -> None:
     start_ray(3, ADDRESS)
     until(lambda: nodes() == 2)
     group = workers(
-        3, worker_resources={"rollout": 1}, worker_liveness_timeout_s=20.0, worker_restarts=1
+        3,
+        worker_resources={"rollout": 1},
+        worker_liveness_timeout_s=20.0,
+        worker_restarts=1,
     )
     incidents: list[Any] = []
 

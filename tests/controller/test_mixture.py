@@ -15,7 +15,14 @@ def test_weights_of_a_half_a_third_and_a_sixth() -> None:
     # source 2's first have the deadline 6, and so have, at draw 5, source 0's third and source 2's
     # first: the lower number goes first.
     mixture = Mixture([3, 2, 1])
-    assert [mixture.next() for _ in range(6)] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (2, 0)]
+    assert [mixture.next() for _ in range(6)] == [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        (0, 2),
+        (2, 0),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))

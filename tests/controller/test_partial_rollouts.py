@@ -14,7 +14,14 @@ from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupRequest, make_batch
 from agentrl.types import Trajectory, TrajectoryGroup, concat_ids
-from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes, local_cluster, roles
+from tests.controller.tiny import (
+    TASKS,
+    Cluster,
+    engine_spec,
+    episodes,
+    local_cluster,
+    roles,
+)
 from tests.kit.held_engine import HeldEngine
 from tests.kit.waiting import gather
 from tests.rollouts.bytewise import END
@@ -51,16 +58,22 @@ def play(group: Cluster) -> Play:
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_an_interrupted_call_goes_on_under_the_new_version(play: Play, mode: PauseMode) -> None:
+def test_an_interrupted_call_goes_on_under_the_new_version(
+    play: Play, mode: PauseMode
+) -> None:
     trajectories = play(mode)
     assert all(trajectory.status.finished for trajectory in trajectories)
     calls = [turn.completion for trajectory in trajectories for turn in trajectory.turns]
-    mixed = [call for call in calls if {segment.policy_version for segment in call} == {0, 1}]
+    mixed = [
+        call for call in calls if {segment.policy_version for segment in call} == {0, 1}
+    ]
     assert mixed
     for call in mixed:
         assert [segment.policy_version for segment in call] == [0, 1]
         ids = concat_ids(call)
-        assert ids.size == TOKENS or ids[-1] == END  # nothing was lost, and nothing sampled twice
+        assert (
+            ids.size == TOKENS or ids[-1] == END
+        )  # nothing was lost, and nothing sampled twice
 
 
 def test_with_drain_every_call_is_of_one_version(play: Play) -> None:
@@ -76,4 +89,6 @@ def test_a_batch_knows_the_version_of_each_token_and_masks_the_old_ones(play: Pl
     sampled = whole.policy_versions >= 0
     assert (whole.loss_mask[sampled] == 1).all()
     assert set(whole.policy_versions[sampled].tolist()) == {0, 1}
-    assert (masked.loss_mask == np.where(whole.policy_versions >= 1, whole.loss_mask, 0)).all()
+    assert (
+        masked.loss_mask == np.where(whole.policy_versions >= 1, whole.loss_mask, 0)
+    ).all()

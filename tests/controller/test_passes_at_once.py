@@ -16,7 +16,12 @@ from agentrl.config.sections import PoolConfig
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.cluster.mesh import MeshShape
-from agentrl.controller.cluster.role_group import LocalRoleGroup, Pending, RoleGroup, at_once
+from agentrl.controller.cluster.role_group import (
+    LocalRoleGroup,
+    Pending,
+    RoleGroup,
+    at_once,
+)
 from agentrl.errors import TrainingError
 from agentrl.rollouts.batching import make_batch
 from agentrl.training import (
@@ -76,7 +81,8 @@ def test_a_mini_batch_has_the_same_samples_for_every_number_of_ranks() -> None:
     assert len(mini_batches) == 4
     for cut in (*mini_batches, planned.forward()):
         samples = [
-            sorted(row for part in cut(size) for row in part.samples.tolist()) for size in (1, 2, 4)
+            sorted(row for part in cut(size) for row in part.samples.tolist())
+            for size in (1, 2, 4)
         ]
         assert samples[0] == samples[1] == samples[2]
         assert [len(cut(size)) for size in (1, 2, 4)] == [1, 2, 4]
@@ -88,7 +94,9 @@ def test_a_mini_batch_has_the_same_samples_for_every_number_of_ranks() -> None:
 
 def rest(row: Mapping[str, Any]) -> dict[str, Any]:
     """What does not depend on the clock."""
-    return {name: value for name, value in row.items() if not name.startswith(("time", "perf/"))}
+    return {
+        name: value for name, value in row.items() if not name.startswith(("time", "perf/"))
+    }
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -131,7 +139,9 @@ def test_roles_in_a_second_group_have_the_numbers_of_one(
             opened.enter_context(closing(LocalRoleGroup(threads=1, name=name)))
             for name in ("main", "aside")
         )
-        rows = train(main, model, tmp_path / "run", elsewhere={"critic": aside, "reference": aside})
+        rows = train(
+            main, model, tmp_path / "run", elsewhere={"critic": aside, "reference": aside}
+        )
     assert [rest(row) for row in rows] == [rest(row) for row in whole]
     for row, alone in zip(rows, whole, strict=True):
         assert 0 < row["time/idle_frac/main"] < 1
@@ -194,7 +204,9 @@ def over_ray(ray_started: None) -> Iterator[Mapping[str, RoleGroup]]:
 
     with ExitStack() as opened:
         yield {
-            name: opened.enter_context(closing(RayRoleGroup(PoolConfig(world_size=n), name=name)))
+            name: opened.enter_context(
+                closing(RayRoleGroup(PoolConfig(world_size=n), name=name))
+            )
             for name, n in {"main": 1, "critics": 1, "pair": 2}.items()
         }
 
@@ -237,7 +249,9 @@ class TestOverRay:
         main = over_ray["main"]
         batches = [made_groups(6 * n, 6) for n in range(2)]
         train(main, model, tmp_path / "first", 1, batches=batches, elsewhere=places)
-        restored = Checkpoints(tmp_path / "first" / "checkpoints" / "rl", keep_last=0).latest()
+        restored = Checkpoints(
+            tmp_path / "first" / "checkpoints" / "rl", keep_last=0
+        ).latest()
         assert restored is not None
         rows = train(
             main,

@@ -71,7 +71,8 @@ def phases(engine: Told) -> RankPhases:
     host = EpisodeHost()
     host.engine = engine
     roles = {
-        name: SimpleNamespace(backend=Backend(name, engine.moves)) for name in ("actor", "critic")
+        name: SimpleNamespace(backend=Backend(name, engine.moves))
+        for name in ("actor", "critic")
     }
     phases = RankPhases(roles, host)
     phases.begin(True)
@@ -113,7 +114,9 @@ def test_weights_that_woke_serve_nothing_before_they_are_published(
 ) -> None:
     phases.enter("update")
     phases.enter("rollout")
-    with pytest.raises(EngineError, match=r"released since version 0 was sent, .*publish weights"):
+    with pytest.raises(
+        EngineError, match=r"released since version 0 was sent, .*publish weights"
+    ):
         engine.resume()
     publish(engine, 1)
     engine.resume()
@@ -131,7 +134,9 @@ def test_a_publish_without_a_batch_before_it_puts_nothing_to_sleep(
     ]
 
 
-def test_nothing_moves_where_the_engine_does_not_sleep(engine: Told, phases: RankPhases) -> None:
+def test_nothing_moves_where_the_engine_does_not_sleep(
+    engine: Told, phases: RankPhases
+) -> None:
     phases.begin(False)
     engine.moves.clear()
     for name in ("update", "publish", "rollout"):
@@ -147,7 +152,9 @@ def test_the_moves_are_timed(phases: RankPhases) -> None:
     assert phases.take_numbers() == {}
 
 
-def test_what_lasted_on_a_rank_is_told_once_by_the_clock_of_the_day(phases: RankPhases) -> None:
+def test_what_lasted_on_a_rank_is_told_once_by_the_clock_of_the_day(
+    phases: RankPhases,
+) -> None:
     before = time.time()
     with pytest.raises(ZeroDivisionError), phases.timed("actor.update"):
         raise ZeroDivisionError
@@ -217,7 +224,9 @@ class Ranks(RoleGroup):
     def describe(self) -> list[ProcessInfo]:
         return self.places
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
+    def begin_ranks(
+        self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]
+    ) -> Look:
         self.called = method, list(by_rank)
         return lambda _: [None] * len(by_rank)
 
@@ -253,7 +262,9 @@ def test_ranks_have_a_server_together_that_takes_no_gpu(gpus: str, needed: int) 
 
 
 @pytest.mark.parametrize(("gpus", "ranks_a_server"), [("4567", 0), ("   ", 2), (" ", 2)])
-def test_ranks_that_share_nothing_have_an_engine_each(gpus: str, ranks_a_server: int) -> None:
+def test_ranks_that_share_nothing_have_an_engine_each(
+    gpus: str, ranks_a_server: int
+) -> None:
     ranks = Ranks(gpus)
     numbers = list(range(len(gpus)))
     assert ranks.host(worker_spec(ranks_a_server)) == numbers

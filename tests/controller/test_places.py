@@ -149,7 +149,10 @@ STATES: dict[str, tuple[Callable[[Places], object], Callable[[Places], object]]]
     ),
     "serving": (
         lambda made: (kill_unserved(made, 0), serve(made, 0)),
-        lambda made: (kill_unserved(made, 0), made.built(made.by_number[0])),  # not verified
+        lambda made: (
+            kill_unserved(made, 0),
+            made.built(made.by_number[0]),
+        ),  # not verified
     ),
     "dead": (
         lambda made: kill_unserved(made, 0),
@@ -205,7 +208,9 @@ def test_one_that_answers_in_time_is_told_of_nothing() -> None:
     assert (states(made), made.take()) == (["serving", "serving"], [])
 
 
-def test_a_worker_that_dies_is_replaced_once_its_node_has_answered_and_its_groups_go_on() -> None:
+def test_a_worker_that_dies_is_replaced_once_its_node_has_answered_and_its_groups_go_on() -> (
+    None
+):
     made = places("n", "n")
     made.given([request(0), request(1)])
     dead = made.by_number[0]
@@ -389,7 +394,10 @@ def test_a_lost_node_comes_back_to_workers_that_wait_and_restarts_no_other() -> 
     made.node_told("far", answers=True)
     todo = made.take()
     assert len(told_as(todo, "node_back")) == 1
-    assert [type(action) for action in todo if not isinstance(action, Tell)] == [Kill, Start]
+    assert [type(action) for action in todo if not isinstance(action, Tell)] == [
+        Kill,
+        Start,
+    ]
     assert made.by_number[2] is elsewhere
     assert made.lost_nodes == set()
     made.node_told("far", answers=True)
@@ -405,7 +413,10 @@ def test_room_that_was_found_is_for_workers_that_wait_alone() -> None:
     waiting = made.by_number[0]
     made.room_found()
     todo = [action for action in made.take() if isinstance(action, Kill | Start)]
-    assert [(type(action), action.place.number) for action in todo] == [(Kill, 0), (Start, 0)]
+    assert [(type(action), action.place.number) for action in todo] == [
+        (Kill, 0),
+        (Start, 0),
+    ]
     # a setup that waits for the one that was ended would wait for ever
     assert waiting.state == "dead"
     assert made.by_number[2] is elsewhere
@@ -459,7 +470,9 @@ def test_one_that_joined_and_dies_is_a_loss_and_is_not_started_again_without_roo
     assert (made.losses, list(made.by_number)) == (1, [0])
 
 
-def test_a_worker_leaves_a_node_that_is_drained_and_its_groups_go_on_from_their_turns() -> None:
+def test_a_worker_leaves_a_node_that_is_drained_and_its_groups_go_on_from_their_turns() -> (
+    None
+):
     made = places("n", "far", max_losses=0)
     made.given([request(0), request(1)])
     made.take()

@@ -24,7 +24,8 @@ def prompts(tasks: Sequence[Task], *, shuffle: bool) -> PromptSampler:
 def test_every_epoch_holds_each_task_once_in_its_own_order() -> None:
     order = prompts(TASKS, shuffle=True)
     epochs = [
-        [order.task(group_index).id for group_index in range(7 * e, 7 * e + 7)] for e in range(3)
+        [order.task(group_index).id for group_index in range(7 * e, 7 * e + 7)]
+        for e in range(3)
     ]
     assert all(sorted(epoch) == [str(i) for i in range(7)] for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
@@ -82,18 +83,26 @@ class Given:
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (None, r"must return the index of a task, from 0 to 6, and always .* got nothing \(None\)"),
+        (
+            None,
+            r"must return the index of a task, from 0 to 6, and always .* got nothing \(None\)",
+        ),
         (7, "must return the index of a task, from 0 to 6, got 7, which is out of range"),
         (-1, "from 0 to 6, got -1, which is out of range"),
         ("3", "from 0 to 6, got '3' of type str"),
         (3.0, r"from 0 to 6, got 3\.0 of type float"),
-        (StopIteration, r"ended \(StopIteration\), but training goes on; start over instead"),
+        (
+            StopIteration,
+            r"ended \(StopIteration\), but training goes on; start over instead",
+        ),
         (ZeroDivisionError, r"raised ZeroDivisionError: no idea \(.*:\d+\); correct it"),
     ],
 )
 def test_a_sampler_that_gives_no_task_is_named(found: Any, told: str) -> None:
     sampler = PromptSampler(TASKS, Given(found), name="own.py:f")
-    with pytest.raises(DataError, match=rf"SamplerSettings\.name='own\.py:f': next\(\) .*{told}"):
+    with pytest.raises(
+        DataError, match=rf"SamplerSettings\.name='own\.py:f': next\(\) .*{told}"
+    ):
         sampler.task(0)
 
 

@@ -88,7 +88,9 @@ def _python(code: str, home: Path, **env: str) -> str:
     return done.stdout.rstrip("\n").rpartition("\n")[2]
 
 
-def test_ranks_of_a_machine_follow_each_other_and_what_is_lacking_is_named(tmp_path: Path) -> None:
+def test_ranks_of_a_machine_follow_each_other_and_what_is_lacking_is_named(
+    tmp_path: Path,
+) -> None:
     told = json.loads(_python(_TWO_MACHINES, tmp_path))
     nodes = told["nodes"]
     assert len(set(nodes)) == 2
@@ -130,11 +132,15 @@ def cluster(tmp_path: Path) -> Any:
     env = in_home(home, RAY_AUTH_MODE="token", RAY_USAGE_STATS_ENABLED="0")
     home.mkdir()
     ray = str(Path(sys.executable).with_name("ray"))
-    subprocess.run([ray, "get-auth-token", "--generate"], env=env, check=True, capture_output=True)
+    subprocess.run(
+        [ray, "get-auth-token", "--generate"], env=env, check=True, capture_output=True
+    )
     command = [ray, "start", "--head", "--block", "--port=0", "--num-cpus=1"]
     command += ["--include-dashboard=false"]
     with (
-        tempfile.TemporaryDirectory(prefix="r") as short,  # a socket's path has at most 107 bytes
+        tempfile.TemporaryDirectory(
+            prefix="r"
+        ) as short,  # a socket's path has at most 107 bytes
         subprocess.Popen(
             [*command, f"--temp-dir={short}"], env=env, stdout=subprocess.PIPE, text=True
         ) as head,
@@ -159,17 +165,26 @@ def test_a_cluster_that_refuses_is_named_with_the_remedy(
     assert _python(joins, home, RAY_AUTH_MODE="token") == "joined"
     for env in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token"}):
         told = _python(joins, tmp_path, **env)
-        assert told.startswith(f"PlacementConfig.ray_address={address!r} must be of a Ray cluster")
-        assert "the cluster asks for a token, and the one here is missing or another; copy" in told
+        assert told.startswith(
+            f"PlacementConfig.ray_address={address!r} must be of a Ray cluster"
+        )
+        assert (
+            "the cluster asks for a token, and the one here is missing or another; copy"
+            in told
+        )
 
 
 @pytest.mark.slow
-def test_a_cluster_of_another_ray_is_named(cluster: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_cluster_of_another_ray_is_named(
+    cluster: tuple[str, Path], tmp_path: Path
+) -> None:
     address, home = cluster
     (tmp_path / "sitecustomize.py").write_text("import ray\nray.__version__ = '1.2.3'\n")
     joins = f"ADDRESS = {address!r}\n{_JOINS}"
     told = _python(joins, home, RAY_AUTH_MODE="token", PYTHONPATH=str(tmp_path))
-    assert told.startswith(f"PlacementConfig.ray_address={address!r} must be of a Ray cluster")
+    assert told.startswith(
+        f"PlacementConfig.ray_address={address!r} must be of a Ray cluster"
+    )
     assert "it runs another Ray or Python; install its versions here" in told
 
 

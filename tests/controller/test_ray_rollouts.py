@@ -96,7 +96,9 @@ def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any)
     assert [report.version for report in group.publish(3)] == [3, 3]
     outcomes = collect_groups(group.pool, requests(4), DEADLINE_S)
     assert [outcome.request.group_index for outcome in outcomes] == [0, 1, 2, 3]
-    assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
+    assert {
+        v for o in outcomes for t in o.group.trajectories for v in t.policy_versions
+    } == {3}
 
 
 def test_of_two_ranks_one_has_the_engine_and_both_take_turns_with_it(
@@ -132,9 +134,13 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
     os.kill(killed.pid, signal.SIGKILL)
     outcomes = collected(group, 4)
     assert sorted(outcome.request.group_index for outcome in outcomes) == [0, 1, 2, 3]
-    played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
+    played = [
+        trajectory for outcome in outcomes for trajectory in outcome.group.trajectories
+    ]
     assert all(trajectory.status.finished for trajectory in played)
-    assert {trajectory.attempt for trajectory in played if trajectory.group_index % 2 == 0} == {0}
+    assert {
+        trajectory.attempt for trajectory in played if trajectory.group_index % 2 == 0
+    } == {0}
     (loss,) = losses(group)
     again = {trajectory.group_index for trajectory in played if trajectory.attempt == 1}
     assert f"rollout worker {killed.rollout_worker} died: The actor " in str(loss)
@@ -218,12 +224,16 @@ def test_a_fault_of_one_engine_costs_an_episode_or_its_worker_and_not_the_run(
 ) -> None:
     started.setup(model)
     started.pool.take_failures()
-    plan = EnginePlan(FragileSpec(folder=str(tmp_path), fault=fault), engine_spec(model).place)
+    plan = EnginePlan(
+        FragileSpec(folder=str(tmp_path), fault=fault), engine_spec(model).place
+    )
     started.pool.setup(RolloutWorkerSpec(plan, episodes(max_retries=1)))
     assert len(started.publish(1)) == (1 if fault == "update" else 2)
     started.pool.submit(requests(4))
     outcomes = collected(started, 4)
-    played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
+    played = [
+        trajectory for outcome in outcomes for trajectory in outcome.group.trajectories
+    ]
     assert all(trajectory.status.finished for trajectory in played)
     assert {v for trajectory in played for v in trajectory.policy_versions} == {1}
     retried = [str(one.status) for outcome in outcomes for one in outcome.retried]
@@ -232,7 +242,9 @@ def test_a_fault_of_one_engine_costs_an_episode_or_its_worker_and_not_the_run(
         assert (retried, lost) == (["failed(engine)"], [])
     else:
         (told,) = lost
-        assert ("its engine is closed" if fault == "closed" else "ZeroDivisionError") in told
+        assert (
+            "its engine is closed" if fault == "closed" else "ZeroDivisionError"
+        ) in told
 
 
 def test_a_silent_worker_holds_neither_groups_nor_cancellations_nor_a_checkpoint(
@@ -262,7 +274,9 @@ def test_a_silent_worker_holds_neither_groups_nor_cancellations_nor_a_checkpoint
         group.close()
 
 
-def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(group: Any) -> None:
+def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(
+    group: Any,
+) -> None:
     for worker in group.pool.describe():
         os.kill(worker.pid, signal.SIGKILL)
     group.publish(7)  # it meets the dead ones, or those that took their places
@@ -298,7 +312,10 @@ def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
         "truncated",
     }
     assert {
-        t.attempt for o in outcomes for t in o.group.trajectories if t.status.kind != "cancelled"
+        t.attempt
+        for o in outcomes
+        for t in o.group.trajectories
+        if t.status.kind != "cancelled"
     } <= {0}
 
 
@@ -372,7 +389,9 @@ def _over_two_nodes(model: Path, found: Any) -> None:
         group.setup(model)
         group.publish(5)
         outcomes = collect_groups(group.pool, requests(2), DEADLINE_S)
-        versions = {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions}
+        versions = {
+            v for o in outcomes for t in o.group.trajectories for v in t.policy_versions
+        }
         nodes = [worker.node for worker in group.pool.describe()]
         found.put((nodes, ray.get_runtime_context().get_node_id(), versions))
         group.close()
@@ -381,7 +400,9 @@ def _over_two_nodes(model: Path, found: Any) -> None:
         cluster.shutdown()
 
 
-def test_a_worker_whose_node_is_gone_takes_the_place_that_ray_reserves_anew(model: Path) -> None:
+def test_a_worker_whose_node_is_gone_takes_the_place_that_ray_reserves_anew(
+    model: Path,
+) -> None:
     found: Any = FORKS.Queue()
     driver = FORKS.Process(target=_over_a_node_that_goes, args=(model, found))
     driver.start()
@@ -455,7 +476,9 @@ def test_a_worker_joins_with_a_node_and_leaves_it_when_ray_drains_it(
     model: Path, tmp_path: Path
 ) -> None:
     found: Any = FORKS.Queue()
-    driver = FORKS.Process(target=_over_nodes_that_come_and_go, args=(model, tmp_path, found))
+    driver = FORKS.Process(
+        target=_over_nodes_that_come_and_go, args=(model, tmp_path, found)
+    )
     driver.start()
     try:
         told = found.get(timeout=DEADLINE_S)
@@ -471,9 +494,9 @@ def test_a_worker_joins_with_a_node_and_leaves_it_when_ray_drains_it(
     assert {index: turns for index, turns in told["resumed"].items() if turns} == {
         index: {1} for index in moved
     }
-    assert {frozenset(told["attempts"][index]) for index in told["attempts"].keys() - moved} == {
-        frozenset({0})
-    }
+    assert {
+        frozenset(told["attempts"][index]) for index in told["attempts"].keys() - moved
+    } == {frozenset({0})}
     assert told["versions"] == {2}
     # the others were never stopped
     assert told["after"] == told["before"]
@@ -519,7 +542,9 @@ def _over_nodes_that_come_and_go(model: Path, folder: Path, found: Any) -> None:
         drain = ["drain-node", f"--address={cluster.address}", f"--node-id={added.node_id}"]
         drain += ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
         ray_program = str(Path(sys.executable).with_name("ray"))
-        subprocess.run([ray_program, *drain, "--deadline-remaining-seconds=600"], check=True)
+        subprocess.run(
+            [ray_program, *drain, "--deadline-remaining-seconds=600"], check=True
+        )
         incidents: list[Incident] = []
         until(lambda: incidents.extend(pool.take_failures()) or incidents)
         (folder / "go").touch()
@@ -533,12 +558,18 @@ def _over_nodes_that_come_and_go(model: Path, folder: Path, found: Any) -> None:
                 "joined": [tuple(sorted(before)), all_three, added.node_id],
                 "published": published,
                 "moved": moved,
-                "attempts": {index: {t.attempt for t in own} for index, own in played.items()},
+                "attempts": {
+                    index: {t.attempt for t in own} for index, own in played.items()
+                },
                 "resumed": {
-                    index: {t.info["resumed_turns"] for t in own if "resumed_turns" in t.info}
+                    index: {
+                        t.info["resumed_turns"] for t in own if "resumed_turns" in t.info
+                    }
                     for index, own in played.items()
                 },
-                "versions": {v for own in played.values() for t in own for v in t.policy_versions},
+                "versions": {
+                    v for own in played.values() for t in own for v in t.policy_versions
+                },
                 "before": before,
                 "after": pids(),
                 "incidents": [str(one) for one in incidents],

@@ -17,7 +17,13 @@ from agentrl.metrics import PhaseTimer
 from agentrl.metrics.health import Health
 from agentrl.metrics.monitors import HealthSpec
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectoryWriter, read_jsonl
+from agentrl.store import (
+    EventLog,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+    read_jsonl,
+)
 from agentrl.types import (
     SamplingParams,
     Segment,
@@ -38,12 +44,16 @@ TASK = Task("t")
 def outcome(index: int, label: str = "") -> GroupOutcome:
     purpose = "eval" if label else "train"
     ended = Status("terminated")
-    played = Trajectory(TASK, index, 0, 0, purpose, (), label=label, status=ended, reward=1.0)
+    played = Trajectory(
+        TASK, index, 0, 0, purpose, (), label=label, status=ended, reward=1.0
+    )
     request = GroupRequest(index, TASK, 1, purpose, label)
     return GroupOutcome(request, TrajectoryGroup(index, TASK, (played,)))
 
 
-def test_an_evaluation_lies_under_the_step_whose_weights_it_evaluates(tmp_path: Path) -> None:
+def test_an_evaluation_lies_under_the_step_whose_weights_it_evaluates(
+    tmp_path: Path,
+) -> None:
     run = RunDirectory.create(tmp_path / "run")
     events = EventLog(run)
     with TrajectoryWriter(run) as writer:
@@ -72,7 +82,9 @@ def test_an_evaluation_lies_under_the_step_whose_weights_it_evaluates(tmp_path: 
             "2-0-0": 2,
             "sums/after/greedy/0-0-0": 2,
         }
-        assert not list(run.live_folder.glob("*/*.jsonl"))  # all of it is sealed, while it runs
+        assert not list(
+            run.live_folder.glob("*/*.jsonl")
+        )  # all of it is sealed, while it runs
     events.close()
 
 
@@ -99,7 +111,11 @@ def test_a_loop_that_stood_still_is_a_number_an_alert_and_the_line_that_kept_it(
 
     (values,) = rows.rows
     assert values["perf/loop_lag_s"] == 4.5
-    told = [r.getMessage() for r in caplog.records if "loop_blocked" in r.__dict__.get("event", "")]
+    told = [
+        r.getMessage()
+        for r in caplog.records
+        if "loop_blocked" in r.__dict__.get("event", "")
+    ]
     assert ["ask (worker.py:7) keeps the event loop" in text for text in told] == [True]
     (alert,) = [r for r in read_jsonl(run.events_path) if r["event"] == "health_alert"]
     assert (alert["alert"], alert["value"]) == ("loop_blocked", 4.5)
@@ -125,14 +141,18 @@ def test_an_evaluator_asks_under_its_stage_and_the_label_is_the_same_in_each() -
     assert len({one.key(0).trajectory_id for one in asked}) == 4
 
 
-def test_an_episode_is_stored_when_it_ends_and_not_again_with_its_group(tmp_path: Path) -> None:
+def test_an_episode_is_stored_when_it_ends_and_not_again_with_its_group(
+    tmp_path: Path,
+) -> None:
     run = RunDirectory.create(tmp_path / "run")
     events = EventLog(run)
     ended = Status("terminated")
     first, second = (
         Trajectory(TASK, 1, n, 0, "train", (), status=ended, reward=1.0) for n in (0, 1)
     )
-    failed = Trajectory(TASK, 2, 0, 0, "train", (), status=Status("failed", "env", "it broke"))
+    failed = Trajectory(
+        TASK, 2, 0, 0, "train", (), status=Status("failed", "env", "it broke")
+    )
     stubs = tuple(
         Trajectory(TASK, 2, n, attempt, "train", (), status=Status("cancelled", "surplus"))
         for n, attempt in ((0, 1), (1, 0))
@@ -169,12 +189,19 @@ def test_an_episode_is_stored_when_it_ends_and_not_again_with_its_group(tmp_path
     assert [row["trajectory"] for row in read_jsonl(run.events_path)] == ["2-0-0"]
 
 
-def played(index: int, *rewards: float, spans: Sequence[tuple[float, float]] = ()) -> GroupOutcome:
+def played(
+    index: int, *rewards: float, spans: Sequence[tuple[float, float]] = ()
+) -> GroupOutcome:
     """A group that ended, each of whose rollouts sampled four tokens."""
     ids = np.arange(4, dtype=np.int32)
     logprobs = np.zeros(4, np.float32)
     turn = Turn(
-        0, None, (), (Segment(SegmentKind.POLICY, ids, logprobs, 0),), "", {"role": "assistant"}
+        0,
+        None,
+        (),
+        (Segment(SegmentKind.POLICY, ids, logprobs, 0),),
+        "",
+        {"role": "assistant"},
     )
     ended = tuple(
         Trajectory(
@@ -232,11 +259,18 @@ def test_the_metrics_of_a_step_are_of_what_it_trained(tmp_path: Path) -> None:
         events.close()
 
 
-def test_a_group_that_waits_for_a_later_batch_counts_in_that_ones_metrics(tmp_path: Path) -> None:
+def test_a_group_that_waits_for_a_later_batch_counts_in_that_ones_metrics(
+    tmp_path: Path,
+) -> None:
     """Group 4 ends first, and waits while the batch takes 3 and 0, which must be trained first."""
     run, rows = RunDirectory.create(tmp_path / "run"), Rows()
     events = EventLog(run)
-    made = [played(4, 1.0, 0.5), played(1, 0.0, 0.0), played(3, 1.0, 0.0), played(0, 0.5, 0.0)]
+    made = [
+        played(4, 1.0, 0.5),
+        played(1, 0.0, 0.0),
+        played(3, 1.0, 0.0),
+        played(0, 0.5, 0.0),
+    ]
     four, _, three, zero = (one.group for one in made)
     with TrajectoryWriter(run) as writer:
         recorder = Recorder(
@@ -269,7 +303,9 @@ def test_a_batch_of_no_group_counts_all_that_ended(tmp_path: Path) -> None:
     assert rows.rows[0]["reward/mean"] == 1.0
 
 
-def test_a_step_has_the_most_groups_that_waited_and_calls_that_ran_on(tmp_path: Path) -> None:
+def test_a_step_has_the_most_groups_that_waited_and_calls_that_ran_on(
+    tmp_path: Path,
+) -> None:
     run, rows = RunDirectory.create(tmp_path / "run"), Rows()
     events = EventLog(run)
     with TrajectoryWriter(run) as writer:

@@ -47,7 +47,9 @@ class Critic(LearningRole):
 
         def of(packed: Packed, values: Tensor, stats: StatSum) -> Tensor:
             nonlocal loss
-            credit = torch.from_numpy(shard.batch.credit[shard.batch.trajectory[packed.rows]])
+            credit = torch.from_numpy(
+                shard.batch.credit[shard.batch.trajectory[packed.rows]]
+            )
             error = ((values - credit) ** 2).sum()
             loss += error.item()
             return error / shard.batch.num_samples
@@ -59,7 +61,9 @@ class Critic(LearningRole):
 OTHERS = ["critic"]
 
 
-def train(model: Path, run_dir: Path, num_steps: int, **settings: Any) -> list[dict[str, Any]]:
+def train(
+    model: Path, run_dir: Path, num_steps: int, **settings: Any
+) -> list[dict[str, Any]]:
     group = LocalRoleGroup(threads=1)
     try:
         critic = CriticSpec(str(model), make_algorithm("sft"), OptimSpec(lr=1e-3))
@@ -128,9 +132,16 @@ def test_two_policies_learn_in_one_stage_each_of_its_own_groups(
         for n, own in enumerate(batches(4))
     ]
     policies = {"guard": "guard.actor"}
-    rows = train(model, tmp_path / "run", 4, batches=steps, policies=policies, beside={}, others=())
+    rows = train(
+        model, tmp_path / "run", 4, batches=steps, policies=policies, beside={}, others=()
+    )
     for row, alone in zip(rows, whole, strict=True):
-        for name in ("policy/loss", "optim/grad_norm", "policy_version", "async/staleness/max"):
+        for name in (
+            "policy/loss",
+            "optim/grad_norm",
+            "policy_version",
+            "async/staleness/max",
+        ):
             assert row[name] == alone[name]  # ``main`` does not notice
         assert row["guard/policy/loss"] != row["policy/loss"]
         assert row["guard/policy_version"] == row["step"]
@@ -143,7 +154,9 @@ def test_two_policies_learn_in_one_stage_each_of_its_own_groups(
 
 
 @pytest.mark.slow
-def test_a_policy_that_no_group_trains_keeps_its_version(model: Path, tmp_path: Path) -> None:
+def test_a_policy_that_no_group_trains_keeps_its_version(
+    model: Path, tmp_path: Path
+) -> None:
     rows = train(
         model, tmp_path / "run", 1, policies={"guard": "guard.actor"}, beside={}, others=()
     )
@@ -157,7 +170,9 @@ def test_learners_of_one_name_are_refused(model: Path, tmp_path: Path) -> None:
         train(model, tmp_path / "run", 1, policies={"guard": "actor"}, beside={}, others=())
 
 
-def test_a_learner_that_no_rank_has_built_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+def test_a_learner_that_no_rank_has_built_is_refused_by_name(
+    model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(
         ConfigError, match="role 'critic' is not built in this stage, which has actor"
     ):

@@ -37,7 +37,9 @@ def step(w: World, clock: Clock, *, done: int, update_s: float) -> TrainState:
     """A batch is taken, trained and published; the state that it left."""
     w.next_groups(done + 1).get()
     clock.now += update_s
-    return w.service.publish(TrainState(step=done, versions={"main": done}), changed=["main"])
+    return w.service.publish(
+        TrainState(step=done, versions={"main": done}), changed=["main"]
+    )
 
 
 def rates(w: World) -> Mapping[str, float]:
@@ -72,7 +74,9 @@ def test_in_sync_the_rollouts_wait_while_a_batch_is_trained_and_published(
 def test_workers_of_a_pool_of_their_own_are_told_by_its_name(world: MakeWorld) -> None:
     placement = {"pools": {"players": {}}, "rollout": "players", "rollout_workers": 1}
     clock = Clock()
-    w = world(bounds(2, 1).replace(placement=placement), threads=replace(THREADS, now=clock))
+    w = world(
+        bounds(2, 1).replace(placement=placement), threads=replace(THREADS, now=clock)
+    )
     w.pool.wait_for(2)
     clock.now += 5.0
     assert rates(w)["time/idle_frac/players"] == rates(w)["time/idle_frac"] == 0.0
@@ -105,7 +109,9 @@ def test_ahead_the_rollouts_wait_once_the_admission_has_no_room(world: MakeWorld
     assert rates(w) == {"perf/rollout_tokens_per_s": 2 / 8, "time/idle_frac": 2 / 8}
 
 
-def test_an_evaluation_is_no_wait_and_its_tokens_are_none_of_training(world: MakeWorld) -> None:
+def test_an_evaluation_is_no_wait_and_its_tokens_are_none_of_training(
+    world: MakeWorld,
+) -> None:
     clock = Clock()
     w = started(world, clock, 1, last_step=1)
     w.pool.wait_for(1)

@@ -47,7 +47,9 @@ def as_given(trajectory: Trajectory) -> Trajectory:
 
 
 def of_pairs() -> dict[str, Any]:
-    batches = [[as_pair(pair) for pair in made_groups(5 * n, 5, siblings=2)] for n in range(5)]
+    batches = [
+        [as_pair(pair) for pair in made_groups(5 * n, 5, siblings=2)] for n in range(5)
+    ]
     return {
         "batches": batches,
         "settings": {"centring": 0.05},
@@ -80,7 +82,9 @@ def inline(
     found = {kind: curve(alone, kind, model, folder / kind) for kind in CURVES}
     for rows in found.values():
         losses = [row[0] for row in rows]
-        assert max(losses) - min(losses) > 1e-3  # a curve that did not move would prove nothing
+        assert (
+            max(losses) - min(losses) > 1e-3
+        )  # a curve that did not move would prove nothing
     return found
 
 

@@ -84,7 +84,9 @@ def test_observations_arrive_late_where_rollouts_run_ahead(world: MakeWorld) -> 
     assert [index for index, _ in sampler.seen] == [97, 99]
 
 
-def resumed(w: World, world: MakeWorld, tmp_path: Path, again: tuple[int, ...] = ()) -> World:
+def resumed(
+    w: World, world: MakeWorld, tmp_path: Path, again: tuple[int, ...] = ()
+) -> World:
     """The same from a checkpoint on the disk, with a sampler of the same kind."""
     snapshot = w.service.snapshot(again=again)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=1)
@@ -145,7 +147,9 @@ def test_a_group_that_was_being_cancelled_at_the_checkpoint_is_observed_as_such(
     w = world(bounds(2, 1), sampler=Recorded())
     w.pool.wait_for(2)
     snapshot = w.service.snapshot()
-    later = world(bounds(2, 1), sampler=Recorded(), restored=replace(snapshot, outstanding=(0,)))
+    later = world(
+        bounds(2, 1), sampler=Recorded(), restored=replace(snapshot, outstanding=(0,))
+    )
     later.pool.wait_for(2)
     sampler: Any = later.service.sampler.sampler
     assert sampler.seen == [(98, [])]
@@ -217,7 +221,11 @@ def test_in_draw_order_what_is_drawn_does_not_depend_on_what_finishes_first(
     open_batch = w.next_groups(2)
     before = w.ledger.counts().get("trained", 0)
     finish_all(w, open_batch, rng, stop_after=3)
-    until(lambda: w.ledger.counts().total() - w.ledger.counts().get("running", 0) >= before + 3)
+    until(
+        lambda: (
+            w.ledger.counts().total() - w.ledger.counts().get("running", 0) >= before + 3
+        )
+    )
     checkpoints = Checkpoints(tmp_path, keep_last=1)
     snapshot = w.service.snapshot()
     assert snapshot.unobserved
@@ -250,7 +258,11 @@ def ends(*_: Any) -> Any:
         ("next", lambda: 100, r"next\(\) must return .*, got 100, which is out of range"),
         ("next", lambda: -1, ".*got -1, which is out of range"),
         ("next", lambda: "7", ".*got '7' of type str"),
-        ("next", raises, r"next\(\) raised ValueError: no more \(.*test_sampled_draws.py:\d+\)"),
+        (
+            "next",
+            raises,
+            r"next\(\) raised ValueError: no more \(.*test_sampled_draws.py:\d+\)",
+        ),
         ("next", ends, r"next\(\) ended \(StopIteration\), but training goes on"),
         ("observe", raises, r"observe\(\) raised ValueError: no more"),
     ],
@@ -277,7 +289,9 @@ def test_a_state_that_json_does_not_give_back_is_refused_at_once(
 ) -> None:
     sampler = Recorded()
     sampler.state = lambda: state  # type: ignore[method-assign]
-    with pytest.raises(DataError, match=r"state\(\) must return what JSON gives back as it was"):
+    with pytest.raises(
+        DataError, match=r"state\(\) must return what JSON gives back as it was"
+    ):
         world(bounds(1, 1), sampler=sampler)
 
 

@@ -49,10 +49,14 @@ def held() -> Iterator[Held]:
 
 
 def with_reward(outcome: GroupOutcome) -> GroupOutcome:
-    return replace(outcome, group=outcome.group.with_rewarded(lambda t: replace(t, reward=5.0)))
+    return replace(
+        outcome, group=outcome.group.with_rewarded(lambda t: replace(t, reward=5.0))
+    )
 
 
-def test_a_reward_model_that_is_held_does_not_stop_the_intake(world: MakeWorld, held: Held) -> None:
+def test_a_reward_model_that_is_held_does_not_stop_the_intake(
+    world: MakeWorld, held: Held
+) -> None:
     w = world(bounds(2, 1, max_resample_ratio=1.0), score=held)
     batch = w.next_groups()
     assert w.pool.wait_for(2) == [0, 1]
@@ -63,7 +67,10 @@ def test_a_reward_model_that_is_held_does_not_stop_the_intake(world: MakeWorld, 
     assert [one.request.group_index for one in w.taken_in] == [1]
     w.pool.finish(2)
     held.answer(2)
-    assert [(g.group_index, g.finished[0].reward) for g in batch.get()] == [(0, 5.0), (2, 5.0)]
+    assert [(g.group_index, g.finished[0].reward) for g in batch.get()] == [
+        (0, 5.0),
+        (2, 5.0),
+    ]
     assert held.asked == [[0], [2]]
 
 
@@ -96,9 +103,14 @@ def test_a_checkpoint_holds_what_waits_for_its_score_and_a_resume_scores_it(
     state = w.service.snapshot()
     assert (state.outstanding, state.groups) == ((0,), ())
     (saved,) = state.running
-    assert [one.reward for one in saved.rollouts if isinstance(one, Trajectory)] == [1.0, 1.0]
+    assert [one.reward for one in saved.rollouts if isinstance(one, Trajectory)] == [
+        1.0,
+        1.0,
+    ]
 
-    again = world(bounds(1, 2), score=with_rewards, restored=replace(state, ledger_offset=0))
+    again = world(
+        bounds(1, 2), score=with_rewards, restored=replace(state, ledger_offset=0)
+    )
     batch = again.next_groups()
     again.pool.wait_for(1)
     request = again.pool.open["", 0]

@@ -31,7 +31,9 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sequence classifier as Hugging Face makes one of the tiny model."""
     torch.manual_seed(3)
     path = tmp_path_factory.mktemp("rm")
-    AutoModelForSequenceClassification.from_pretrained(model, num_labels=1).save_pretrained(path)
+    AutoModelForSequenceClassification.from_pretrained(model, num_labels=1).save_pretrained(
+        path
+    )
     return path
 
 
@@ -44,7 +46,9 @@ def workers(folder: Path) -> Iterator[LocalRoleGroup]:
 
 
 def outcome_of(group: TrajectoryGroup) -> GroupOutcome:
-    return GroupOutcome(GroupRequest(group.group_index, group.task, len(group.trajectories)), group)
+    return GroupOutcome(
+        GroupRequest(group.group_index, group.task, len(group.trajectories)), group
+    )
 
 
 def sequence_scores(workers: LocalRoleGroup, tokens: int) -> SequenceScores:
@@ -57,7 +61,9 @@ def scored(
     tokens = settings.pop("micro_batch_tokens", 4096)
     assert isinstance(tokens, int)
     scorer = RewardScorer(sequence_scores(workers, tokens), **{"weight": 0.5} | settings)  # type: ignore[arg-type]
-    return [outcome.group for outcome in scorer.score([outcome_of(group) for group in groups])]
+    return [
+        outcome.group for outcome in scorer.score([outcome_of(group) for group in groups])
+    ]
 
 
 def test_a_score_is_that_of_the_last_sequence_and_weighs_in_the_reward(
@@ -70,7 +76,13 @@ def test_a_score_is_that_of_the_last_sequence_and_weighs_in_the_reward(
         for was, now in zip(before.trajectories, after.trajectories, strict=True):
             last = was.samples()[-1]
             ids = torch.tensor(
-                [[token for segment in last.segments for token in segment.token_ids.tolist()]]
+                [
+                    [
+                        token
+                        for segment in last.segments
+                        for token in segment.token_ids.tolist()
+                    ]
+                ]
             )
             with torch.no_grad():
                 expected = model(input_ids=ids).logits.item()
@@ -86,15 +98,21 @@ def test_only_tasks_of_the_style_rule_are_left_out(
     groups = [
         replace(group, task=replace(group.task, info=info))
         for group, info in zip(
-            made_groups(0, 3), ({REWARD_STYLE: "rule"}, {REWARD_STYLE: "model"}, {}), strict=True
+            made_groups(0, 3),
+            ({REWARD_STYLE: "rule"}, {REWARD_STYLE: "model"}, {}),
+            strict=True,
         )
     ]
     rule, model, without = scored(workers, groups, one_by_one=one_by_one)
     assert rule is groups[0]
-    assert rewards([model, without]) == rewards(scored(workers, groups[1:], one_by_one=one_by_one))
+    assert rewards([model, without]) == rewards(
+        scored(workers, groups[1:], one_by_one=one_by_one)
+    )
     for before, after in zip(groups[1:], (model, without), strict=True):
         assert all("reward_model" in t.rewards for t in after.trajectories)
-        assert [t.reward for t in after.trajectories] != [t.reward for t in before.trajectories]
+        assert [t.reward for t in after.trajectories] != [
+            t.reward for t in before.trajectories
+        ]
 
 
 def test_without_a_task_to_score_the_reward_model_is_not_asked() -> None:
@@ -105,7 +123,9 @@ def test_without_a_task_to_score_the_reward_model_is_not_asked() -> None:
             raise AssertionError("asked")
 
     (group,) = made_groups(0, 1)
-    ruled = outcome_of(replace(group, task=replace(group.task, info={REWARD_STYLE: "rule"})))
+    ruled = outcome_of(
+        replace(group, task=replace(group.task, info={REWARD_STYLE: "rule"}))
+    )
     assert RewardScorer(Unasked(), weight=1.0).score([ruled]) == [ruled]  # type: ignore[arg-type]
 
 
@@ -128,18 +148,26 @@ def test_alone_a_group_has_the_same_scores_to_the_last_bit_whatever_came_beside_
     groups = made_groups(0, 4)
     together = rewards(scored(workers, groups, one_by_one=True))
     apart = [
-        reward for group in groups for reward in rewards(scored(workers, [group], one_by_one=True))
+        reward
+        for group in groups
+        for reward in rewards(scored(workers, [group], one_by_one=True))
     ]
     assert together == apart
 
 
 def test_what_failed_before_is_not_scored(workers: LocalRoleGroup) -> None:
     (group,) = made_groups(0, 1)
-    lost = replace(group.trajectories[1], status=Status("failed", "engine", "gone"), reward=None)
+    lost = replace(
+        group.trajectories[1], status=Status("failed", "engine", "gone"), reward=None
+    )
     siblings = (group.trajectories[0], lost, *group.trajectories[2:])
     (found,) = scored(workers, [replace(group, trajectories=siblings)])
     assert found.trajectories[1] is lost
-    assert [t.rollout_index for t in found.finished if "reward_model" in t.rewards] == [0, 2, 3]
+    assert [t.rollout_index for t in found.finished if "reward_model" in t.rewards] == [
+        0,
+        2,
+        3,
+    ]
 
 
 def test_an_episode_too_long_to_read_fails_by_name_and_the_others_do_not(
@@ -151,7 +179,11 @@ def test_an_episode_too_long_to_read_fails_by_name_and_the_others_do_not(
     longest = lengths.index(max(lengths))
     (found,) = scored(workers, [group], micro_batch_tokens=max(lengths) - 1)
     failed = found.trajectories[longest]
-    assert (failed.status.kind, failed.status.reason, failed.reward) == ("failed", "reward", None)
+    assert (failed.status.kind, failed.status.reason, failed.reward) == (
+        "failed",
+        "reward",
+        None,
+    )
     assert failed.status.detail.startswith(
         f"trajectory 0-{longest}-0 has {max(lengths)} tokens, the reward model reads"
     )
@@ -160,7 +192,9 @@ def test_an_episode_too_long_to_read_fails_by_name_and_the_others_do_not(
 
 def test_an_episode_without_tokens_fails_by_name(workers: LocalRoleGroup) -> None:
     (group,) = made_groups(0, 1)
-    bare = replace(group, trajectories=tuple(replace(t, turns=()) for t in group.trajectories))
+    bare = replace(
+        group, trajectories=tuple(replace(t, turns=()) for t in group.trajectories)
+    )
     (found,) = scored(workers, [bare])
     assert [str(t.status) for t in found.trajectories] == ["failed(reward)"] * 4
     assert "has no tokens to score" in found.trajectories[0].status.detail
@@ -184,7 +218,9 @@ def test_a_score_that_is_not_finite_is_a_failure_never_a_number(
     assert "got the score" in found.trajectories[0].status.detail
 
 
-def test_a_model_that_fails_as_a_whole_ends_the_run_at_the_boundary_reward(model: Path) -> None:
+def test_a_model_that_fails_as_a_whole_ends_the_run_at_the_boundary_reward(
+    model: Path,
+) -> None:
     group = LocalRoleGroup(threads=1)
     try:
         with pytest.raises(
@@ -220,7 +256,9 @@ def test_a_rollout_service_buffers_groups_with_their_scores(
     assert rewards([outcome.group for outcome in w.taken_in]) == expected
 
 
-def test_groups_that_are_only_played_come_with_their_scores(workers: LocalRoleGroup) -> None:
+def test_groups_that_are_only_played_come_with_their_scores(
+    workers: LocalRoleGroup,
+) -> None:
     (group,) = made_groups(0, 1)
     request = outcome_of(group).request
     scorer = RewardScorer(sequence_scores(workers, 4096), weight=1.0)

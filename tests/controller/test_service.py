@@ -54,7 +54,9 @@ def test_staleness_lets_more_batches_be_in_flight(world: MakeWorld) -> None:
     assert settled(w.pool, [0, 1, 2, 3])
 
 
-def test_a_batch_in_training_takes_its_place_until_it_is_published(world: MakeWorld) -> None:
+def test_a_batch_in_training_takes_its_place_until_it_is_published(
+    world: MakeWorld,
+) -> None:
     w = world(bounds(2, 1))
     batch = w.next_groups()
     for group_index in w.pool.wait_for(2):
@@ -238,7 +240,9 @@ def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) 
 def test_no_draw_is_issued_while_an_evaluation_runs(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
     w.pool.wait_for(1)
-    examined = Future(lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")]))
+    examined = Future(
+        lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")])
+    )
     w.pool.wait_for(1, "e")
     batch = w.next_groups()
     w.pool.finish(0)
@@ -288,7 +292,8 @@ def test_a_wait_that_is_too_long_says_what_it_waits_for(world: MakeWorld) -> Non
     w = world(bounds(2, 1), wait_s=0.01)
     w.pool.wait_for(2)
     with pytest.raises(
-        EngineError, match=r"waited 0 s for finished groups: 2 groups are running, 0 are buffered"
+        EngineError,
+        match=r"waited 0 s for finished groups: 2 groups are running, 0 are buffered",
     ):
         w.service.next_groups(1)
 
@@ -316,14 +321,18 @@ def test_a_snapshot_holds_what_runs_as_it_stands(world: MakeWorld) -> None:
     w = world(bounds(2, 2))
     w.pool.wait_for(2)
     w.pool.saved = [
-        GroupState(group_index, (NotResumable(), NotResumable())) for group_index in (0, 1, 7)
+        GroupState(group_index, (NotResumable(), NotResumable()))
+        for group_index in (0, 1, 7)
     ]
     w.pool.finish(0)
     until(lambda: w.ledger.counts()["buffered"] == 2)
     snapshot = w.service.snapshot()
     # 0 waits to be trained, and 7 is nobody's
     assert [group.group_index for group in snapshot.running] == [1]
-    assert (snapshot.outstanding, [group.group_index for group in snapshot.groups]) == ((1,), [0])
+    assert (snapshot.outstanding, [group.group_index for group in snapshot.groups]) == (
+        (1,),
+        [0],
+    )
 
 
 def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) -> None:
@@ -338,10 +347,15 @@ def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) 
 
     w.pool.in_flight = in_flight  # type: ignore[method-assign]
     snapshot = w.service.snapshot()
-    assert ([group.group_index for group in snapshot.groups], snapshot.outstanding) == ([0], ())
+    assert ([group.group_index for group in snapshot.groups], snapshot.outstanding) == (
+        [0],
+        (),
+    )
 
 
-def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: MakeWorld) -> None:
+def test_a_restored_service_hands_out_what_was_saved_with_its_version(
+    world: MakeWorld,
+) -> None:
     saved = GroupState(5, (NotResumable("a lock"), NotResumable()), versions={"main": 3})
     w = world(bounds(2, 2), restored=RolloutState(9, (2, 5), 0, 0, running=(saved,)))
     w.pool.wait_for(2)
@@ -361,14 +375,18 @@ def test_a_resumed_group_counts_its_attempts_on(world: MakeWorld) -> None:
     """
     failed = outcome(GroupRequest(5, TASKS[5], 1, first_attempt=1), ["failed"])
     retried = replace(failed.group.trajectories[0], attempt=1)
-    saved = GroupState(5, (NotResumable(),), (retried,), versions={"main": 0}, first_attempt=1)
+    saved = GroupState(
+        5, (NotResumable(),), (retried,), versions={"main": 0}, first_attempt=1
+    )
     w = world(bounds(1, 1), restored=RolloutState(9, (5,), 0, 0, running=(saved,)))
     w.pool.wait_for(1)
     (cancelled,) = cancelled_outcome(w.pool.open["", 5]).group.trajectories
     assert cancelled.attempt == 2
 
 
-def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:
+def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(
+    world: MakeWorld,
+) -> None:
     saved = GroupState(5, (NotResumable("a lock"), NotResumable()))
     w = world(bounds(1, 3), restored=RolloutState(9, (5,), 0, 0, running=(saved,)))
     w.pool.wait_for(1)
@@ -376,7 +394,9 @@ def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: Mak
     assert w.service.take_counts() == {"count/restarted_episodes": 3}
 
 
-def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(world: MakeWorld) -> None:
+def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(
+    world: MakeWorld,
+) -> None:
     saved = tuple(
         GroupState(group_index, (NotResumable(),), versions={"main": group_index})
         for group_index in (4, 5)
@@ -392,11 +412,17 @@ def test_what_was_spent_of_a_refill_stays_spent(world: MakeWorld) -> None:
     assert settled(w.pool, [5])
 
 
-def test_the_rows_that_a_snapshot_counts_are_on_the_disk(world: MakeWorld, tmp_path: Path) -> None:
+def test_the_rows_that_a_snapshot_counts_are_on_the_disk(
+    world: MakeWorld, tmp_path: Path
+) -> None:
     w = world(bounds(3, 1))
     w.pool.wait_for(3)
     snapshot = w.service.snapshot()
-    assert (tmp_path / "ledger-0.jsonl").read_bytes().count(b"\n") == snapshot.ledger_offset == 3
+    assert (
+        (tmp_path / "ledger-0.jsonl").read_bytes().count(b"\n")
+        == snapshot.ledger_offset
+        == 3
+    )
 
 
 def test_close_cancels_what_runs_and_the_ledger_balances(world: MakeWorld) -> None:
@@ -426,7 +452,9 @@ def test_nothing_is_issued_once_the_last_batch_is_taken(world: MakeWorld) -> Non
     assert settled(w.pool, [])
 
 
-def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(world: MakeWorld) -> None:
+def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(
+    world: MakeWorld,
+) -> None:
     w = world(bounds(1, 1), wait_s=0.01)
     w.pool.wait_for(1)
     with pytest.raises(EngineError, match="waited 0 s for evaluation e"):
@@ -470,7 +498,10 @@ def test_a_wait_for_a_batch_ends_where_the_run_is_asked_to(world: MakeWorld) -> 
     with pytest.raises(RunInterruptedError, match="interrupted by SIGTERM"):
         batch.get()
     snapshot = w.service.snapshot()
-    assert ([group.group_index for group in snapshot.groups], snapshot.outstanding) == ([0], (1,))
+    assert ([group.group_index for group in snapshot.groups], snapshot.outstanding) == (
+        [0],
+        (1,),
+    )
 
 
 def test_draws_of_a_batch_that_is_not_trained_are_played_again(world: MakeWorld) -> None:
@@ -534,7 +565,9 @@ def test_a_slow_wait_is_logged_once(
     w.pool.wait_for(1)
     w.pool.finish(0)
     assert batch.group_indices() == [0]
-    (record,) = (r for r in caplog.records if r.name == "agentrl.controller.rollout_service")
+    (record,) = (
+        r for r in caplog.records if r.name == "agentrl.controller.rollout_service"
+    )
     told = vars(record)
     assert (told["event"], told["what"], record.levelname) == (
         "slow_wait",

@@ -34,7 +34,9 @@ def breaking(updates: Collection[int]) -> Callable[[AlgorithmSpec], AlgorithmSpe
             nonlocal count
             count += 1
             outcome = sound(inputs)
-            return replace(outcome, loss=outcome.loss * (np.inf if count in updates else 1.0))
+            return replace(
+                outcome, loss=outcome.loss * (np.inf if count in updates else 1.0)
+            )
 
         return replace(algorithm, policy_loss=policy_loss)
 
@@ -70,14 +72,22 @@ def test_a_skipped_step_is_counted_and_kept_and_the_run_goes_on(
     assert ["policy/loss" in row for row in rows] == [True, False, True]
     assert not any(row.get("nonfinite") for row in rows)
     assert kept(tmp_path / "run") == ["step=000002-actor-1"]
-    (told,) = [vars(one) for one in caplog.records if getattr(one, "event", "") == "step_skipped"]
+    (told,) = [
+        vars(one) for one in caplog.records if getattr(one, "event", "") == "step_skipped"
+    ]
     assert (told["step"], told["role"], told["in_a_row"]) == (2, "actor", 1)
     assert told["path"].endswith("step=000002-actor-1")
     (event,) = read_jsonl(tmp_path / "run" / "events.jsonl")
-    assert (event["event"], event["boundary"], event["norm"]) == ("step_skipped", "training", "nan")
+    assert (event["event"], event["boundary"], event["norm"]) == (
+        "step_skipped",
+        "training",
+        "nan",
+    )
 
 
-def test_a_kept_step_gives_the_gradient_that_the_run_met(model: Path, tmp_path: Path) -> None:
+def test_a_kept_step_gives_the_gradient_that_the_run_met(
+    model: Path, tmp_path: Path
+) -> None:
     # the second step is kept for the first one's weights; a sound loss shows them
     train(model, tmp_path / "broken", 2, {2})
     rows = train(model, tmp_path / "sound", 2, ())
@@ -85,7 +95,9 @@ def test_a_kept_step_gives_the_gradient_that_the_run_met(model: Path, tmp_path: 
     shard = read_shard(folder / "batch.npz")
     group = LocalRoleGroup(threads=1)
     try:
-        spec = ActorSpec(str(folder / "model"), make_algorithm("grpo", {}), OptimSpec(lr=3e-3))
+        spec = ActorSpec(
+            str(folder / "model"), make_algorithm("grpo", {}), OptimSpec(lr=3e-3)
+        )
         stats = Actor(spec, DistSpec()).update(shard)
     finally:
         group.close()
@@ -99,7 +111,9 @@ def test_the_script_is_short(model: Path, tmp_path: Path) -> None:
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 25
 
 
-def test_the_third_in_a_row_ends_the_run_with_a_checkpoint(model: Path, tmp_path: Path) -> None:
+def test_the_third_in_a_row_ends_the_run_with_a_checkpoint(
+    model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(
         TrainingError,
         match=r"gradients of 3 optimizer steps in a row of actor .* step 4 has norm .*repeat\.py",
@@ -116,7 +130,9 @@ def test_the_third_in_a_row_ends_the_run_with_a_checkpoint(model: Path, tmp_path
     assert found[1].state.step == 4
 
 
-def test_no_mini_batch_is_trained_after_the_third_in_a_row(model: Path, tmp_path: Path) -> None:
+def test_no_mini_batch_is_trained_after_the_third_in_a_row(
+    model: Path, tmp_path: Path
+) -> None:
     # of six mini-batches two are trained, three are skipped, and the last one is left alone
     with pytest.raises(TrainingError, match="3 optimizer steps in a row"):
         train(model, tmp_path / "run", 2, {3, 4, 5}, mini_batch_groups=1)

@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.algorithms import AlgorithmSpec, AlgorithmState, Credit, Rewards, make_algorithm
+from agentrl.algorithms import (
+    AlgorithmSpec,
+    AlgorithmState,
+    Credit,
+    Rewards,
+    make_algorithm,
+)
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.store import read_jsonl
 from tests.controller.replay import learn
@@ -58,7 +64,9 @@ def test_a_concern_about_the_settings_is_told_once(model: Path, tmp_path: Path) 
         ([39, 39, 40, 40], False),
     ],
 )
-def test_vapo_tells_of_trajectories_that_are_too_short(lengths: list[int], is_told: bool) -> None:
+def test_vapo_tells_of_trajectories_that_are_too_short(
+    lengths: list[int], is_told: bool
+) -> None:
     number = len(lengths)
     rewards = Rewards(
         reward=np.zeros(number),

@@ -120,7 +120,9 @@ def test_a_rank_in_the_driver_leaves_the_drivers_stack(tmp_path: Path, pipe: Pat
 
 
 @pytest.mark.slow
-def test_a_rollout_worker_that_stands_still_is_named(ray_started: None, model: Path) -> None:
+def test_a_rollout_worker_that_stands_still_is_named(
+    ray_started: None, model: Path
+) -> None:
     from agentrl.controller.cluster.ray_role_group import RayRoleGroup
     from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
     from agentrl.controller.cluster.weight_publisher import ServedSync
@@ -130,7 +132,10 @@ def test_a_rollout_worker_that_stands_still_is_named(ray_started: None, model: P
     try:
         cluster.setup(model)
         cluster.publish(1)
-        assert (cluster.sync.published["version"], cluster.sync.published["engines"]) == (1, 2)
+        assert (cluster.sync.published["version"], cluster.sync.published["engines"]) == (
+            1,
+            2,
+        )
         rows = cluster.pool.now()["workers"]
         assert [(one["worker"], one["state"], one["version"]) for one in rows] == [
             (0, "serving", 1),
@@ -163,7 +168,9 @@ def test_ray_knows_which_calls_run_beside_training() -> None:
 
     for actor in (rank_actor, rollout_actor):
         told = actor.__ray_metadata__
-        methods = vars(told.modified_class.__mro__[1]) | vars(told.modified_class.__mro__[2])
+        methods = vars(told.modified_class.__mro__[1]) | vars(
+            told.modified_class.__mro__[2]
+        )
         said = {
             name: method.__ray_concurrency_group__
             for name, method in methods.items()

@@ -22,7 +22,9 @@ from tests.controller.hand_pool import outcome
 TASKS = [Task(str(n)) for n in range(40)]
 
 
-def made(name: str, tasks: Sequence[Task] = TASKS, seed: int = 0, **settings: Any) -> TaskSampler:
+def made(
+    name: str, tasks: Sequence[Task] = TASKS, seed: int = 0, **settings: Any
+) -> TaskSampler:
     sampler: TaskSampler = make_sampler(
         name, settings, tasks, seed=seed, shuffle=True, base_dir=Path()
     )
@@ -41,7 +43,9 @@ def group(task_index: int, rewards: Sequence[float]) -> GroupOutcome:
     return GroupOutcome(request, played.with_rewarded(rewarded))
 
 
-def play(sampler: TaskSampler, rates: Sequence[float], draws: int, *, late: int = 8) -> list[int]:
+def play(
+    sampler: TaskSampler, rates: Sequence[float], draws: int, *, late: int = 8
+) -> list[int]:
     """Draws of a policy that solves each task at its rate; each observed ``late`` draws later."""
     generator = np.random.default_rng(5)
     waiting: list[int] = []
@@ -51,7 +55,9 @@ def play(sampler: TaskSampler, rates: Sequence[float], draws: int, *, late: int 
         drawn.append(waiting[-1])
         if len(waiting) > late:
             index = waiting.pop(0)
-            sampler.observe(index, group(index, (generator.random(4) < rates[index]).tolist()))
+            sampler.observe(
+                index, group(index, (generator.random(4) < rates[index]).tolist())
+            )
     for index in waiting:
         sampler.observe(index, group(index, (generator.random(4) < rates[index]).tolist()))
     return drawn

@@ -102,8 +102,12 @@ def assert_sums(steps: Steps, name: str) -> None:
         assert abs(loss).max() > 1e-3
 
 
-def test_statistics_of_the_step_are_those_of_its_tokens(model: Path, tmp_path: Path) -> None:
-    settings = {"settings": {"rollout_correction": {"level": "token", "cap": 1.5}, "kl_coef": 0.1}}
+def test_statistics_of_the_step_are_those_of_its_tokens(
+    model: Path, tmp_path: Path
+) -> None:
+    settings = {
+        "settings": {"rollout_correction": {"level": "token", "cap": 1.5}, "kl_coef": 0.1}
+    }
     beside = {"beside": {"reference": ReferenceSpec(str(model))}}
     rows, reader = stored_steps(model, tmp_path, **settings, **beside)
     for row in rows:
@@ -118,13 +122,19 @@ def test_statistics_of_the_step_are_those_of_its_tokens(model: Path, tmp_path: P
             ]
         )
         old, ratio = (column(annotations, name) for name in ("old_logprobs", "ratio"))
-        assert row["mismatch/logp_abs/mean"] == pytest.approx(abs(old - sampled).mean(), abs=1e-5)
-        assert row["mismatch/logp_abs/max"] == pytest.approx(abs(old - sampled).max(), abs=1e-5)
+        assert row["mismatch/logp_abs/mean"] == pytest.approx(
+            abs(old - sampled).mean(), abs=1e-5
+        )
+        assert row["mismatch/logp_abs/max"] == pytest.approx(
+            abs(old - sampled).max(), abs=1e-5
+        )
         assert row["policy/ratio"] == pytest.approx(ratio.mean(), abs=1e-6)
         entropy = column(annotations, "entropy")
         assert row["policy/entropy"] == pytest.approx(entropy.mean(), abs=1e-5)
         correction = column(annotations, "correction")
-        np.testing.assert_allclose(correction, np.minimum(np.exp(old - sampled), 1.5), rtol=1e-5)
+        np.testing.assert_allclose(
+            correction, np.minimum(np.exp(old - sampled), 1.5), rtol=1e-5
+        )
         difference = (column(annotations, "ref_logprobs") - old).astype(np.float64)
         kl = np.expm1(difference) - difference
         assert row["policy/kl_ref"] == pytest.approx(kl.mean(), abs=1e-5)
@@ -154,15 +164,21 @@ def test_clipped_tokens_are_those_that_were_counted(model: Path, tmp_path: Path)
 def test_logprobs_that_are_not_recomputed_are_the_updates_own(
     usual: Steps, not_recomputed: Steps
 ) -> None:
-    recomputed, own = (list(reader.annotations(step=1)) for _, reader in (usual, not_recomputed))
+    recomputed, own = (
+        list(reader.annotations(step=1)) for _, reader in (usual, not_recomputed)
+    )
     assert {one.values["old_logprobs_from"] for one in recomputed} == {"recomputed"}
     assert {one.values["old_logprobs_from"] for one in own} == {"update"}
     by_id = {one.trajectory_id: one.arrays["old_logprobs"] for one in recomputed}
     for one in own:
-        np.testing.assert_allclose(one.arrays["old_logprobs"], by_id[one.trajectory_id], atol=1e-5)
+        np.testing.assert_allclose(
+            one.arrays["old_logprobs"], by_id[one.trajectory_id], atol=1e-5
+        )
 
 
-def test_tokens_of_a_trajectory_that_is_left_out_say_so(model: Path, tmp_path: Path) -> None:
+def test_tokens_of_a_trajectory_that_is_left_out_say_so(
+    model: Path, tmp_path: Path
+) -> None:
     def without_the_first(algorithm: AlgorithmSpec) -> AlgorithmSpec:
         def select(rewards: Rewards) -> F64:
             return (np.arange(rewards.reward.size) % 4 != 0).astype(np.float64)
@@ -171,7 +187,8 @@ def test_tokens_of_a_trajectory_that_is_left_out_say_so(model: Path, tmp_path: P
 
     _, reader = stored_steps(model, tmp_path, num_steps=1, change=without_the_first)
     reasons = {
-        one.trajectory_id: set(one.arrays["loss_reason"].tolist()) for one in reader.annotations()
+        one.trajectory_id: set(one.arrays["loss_reason"].tolist())
+        for one in reader.annotations()
     }
     left_out = {name for name, found in reasons.items() if found == {3}}
     assert left_out == {name for name in reasons if name.endswith("-0-0")}
@@ -207,7 +224,9 @@ def test_an_algorithm_adds_columns_of_its_own(model: Path, tmp_path: Path) -> No
             return replace(outcome, columns={**outcome.columns, **own})
 
         grpo_loss = algorithm.policy_loss
-        surprise = AnnotationColumn("surprise", "token", "nats", help="How unlikely it was.")
+        surprise = AnnotationColumn(
+            "surprise", "token", "nats", help="How unlikely it was."
+        )
         return replace(algorithm, policy_loss=policy_loss, columns=(surprise,))
 
     _, reader = stored_steps(model, tmp_path, num_steps=1, change=with_surprise)
@@ -231,7 +250,9 @@ def test_a_column_of_another_length_is_refused_by_name(model: Path, tmp_path: Pa
 
         return replace(algorithm, policy_loss=policy_loss)
 
-    with pytest.raises(TrainingError, match=r"column 'few' .* an entry for each of the \d+ t"):
+    with pytest.raises(
+        TrainingError, match=r"column 'few' .* an entry for each of the \d+ t"
+    ):
         stored_steps(model, tmp_path, num_steps=1, change=with_too_few)
 
 
@@ -256,7 +277,9 @@ def test_no_detail_changes_a_number(model: Path, tmp_path: Path, usual: Steps) -
     stored = {"basic": set(), "tokens": tokens, "full": tokens | {"entropy"}}
     for detail, (rows, reader) in found.items():
         for row, expected in zip(rows, plain, strict=True):
-            same = {name: value for name, value in row.items() if not name.startswith(TIMES)}
+            same = {
+                name: value for name, value in row.items() if not name.startswith(TIMES)
+            }
             assert same == {name: expected[name] for name in same}
         names = {name for one in reader.annotations() for name in one.arrays}
         assert names == stored[detail]

@@ -13,7 +13,12 @@ from safetensors.numpy import load_file
 
 from agentrl.algorithms import make_algorithm
 from agentrl.controller.cluster.role_group import LocalRoleGroup
-from agentrl.controller.group_rewards import comparable, keep_any_seat, rewards_of, seat_groups
+from agentrl.controller.group_rewards import (
+    comparable,
+    keep_any_seat,
+    rewards_of,
+    seat_groups,
+)
 from agentrl.controller.scoring import RewardScorer
 from agentrl.rollouts import GroupOutcome, GroupRequest, make_batch
 from agentrl.store import RunDirectory, TrajectoryReader
@@ -92,7 +97,8 @@ def test_the_baseline_of_an_agent_is_the_mean_of_its_own_rewards() -> None:
 def test_an_agent_with_nothing_to_compare_is_left_out_and_the_other_kept() -> None:
     (whole,) = made_groups(0, 1)
     flat = tuple(
-        seated(one, one, (float(n), 0.0), train=True) for n, one in enumerate(whole.trajectories)
+        seated(one, one, (float(n), 0.0), train=True)
+        for n, one in enumerate(whole.trajectories)
     )
     group = replace(whole, trajectories=flat)
     keep = partial(comparable, GRPO)
@@ -107,9 +113,13 @@ def test_an_agent_with_nothing_to_compare_is_left_out_and_the_other_kept() -> No
 def test_tokens_of_an_untrained_agent_are_in_no_batch() -> None:
     groups, rows = seat_groups(games(train=False), partial(comparable, GRPO))
     batch = make_batch(
-        groups, credit=np.zeros(sum(len(g.finished) for g in groups), np.float32), group_rows=rows
+        groups,
+        credit=np.zeros(sum(len(g.finished) for g in groups), np.float32),
+        group_rows=rows,
     )
-    own = sum(one.num_policy_tokens for group in made_groups(0, 6) for one in group.finished)
+    own = sum(
+        one.num_policy_tokens for group in made_groups(0, 6) for one in group.finished
+    )
     assert int(batch.loss_mask.sum()) == own
     assert batch.num_groups == 6
 
@@ -117,7 +127,9 @@ def test_tokens_of_an_untrained_agent_are_in_no_batch() -> None:
 def test_groups_of_agents_of_one_task_share_an_optimizer_step() -> None:
     groups, rows = seat_groups(games(train=True), partial(comparable, GRPO))
     batch = make_batch(
-        groups, credit=np.zeros(sum(len(g.finished) for g in groups), np.float32), group_rows=rows
+        groups,
+        credit=np.zeros(sum(len(g.finished) for g in groups), np.float32),
+        group_rows=rows,
     )
     assert (batch.num_trajectories, batch.num_groups) == (48, 6)
 
@@ -173,7 +185,9 @@ def test_an_untrained_agent_gets_exactly_zero_gradient(model: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_annotations_of_a_game_cover_the_tokens_of_every_agent(model: Path, tmp_path: Path) -> None:
+def test_annotations_of_a_game_cover_the_tokens_of_every_agent(
+    model: Path, tmp_path: Path
+) -> None:
     for train in (True, False):
         _, reader = trained(model, tmp_path / str(train), [games(train=train)])
         found = {one.trajectory_id: one for one in reader.annotations(step=1)}

@@ -52,7 +52,8 @@ def engine_spec(model: Path, **settings: Any) -> EnginePlan:
 def episodes(**settings: Any) -> RolloutSpec:
     """Episodes of one turn of few tokens, whatever the model says."""
     return rollout_spec(
-        **{"max_turn_tokens": 12, "max_response_tokens": 60, "context_tokens": 160} | settings
+        **{"max_turn_tokens": 12, "max_response_tokens": 60, "context_tokens": 160}
+        | settings
     )
 
 
@@ -67,7 +68,9 @@ def rollouts(model: Path) -> RolloutWorkerSpec:
 class Cluster:
     """A role group, a rollout pool and what brings weights from the one to the other."""
 
-    def __init__(self, group: Any, pool: RolloutPool, sync: WeightSync | None = None) -> None:
+    def __init__(
+        self, group: Any, pool: RolloutPool, sync: WeightSync | None = None
+    ) -> None:
         self.group = group
         self.pool = pool
         self.sync = sync or ColocatedSync()
@@ -90,7 +93,9 @@ def local_cluster() -> Cluster:
     return Cluster(group, group.rollouts)
 
 
-def made_groups(group_index: int, number: int, *, siblings: int = 4) -> list[TrajectoryGroup]:
+def made_groups(
+    group_index: int, number: int, *, siblings: int = 4
+) -> list[TrajectoryGroup]:
     """Groups as a rollout leaves them, of random tokens: several turns, samples of all lengths, a
     branching one.
     """
@@ -101,7 +106,8 @@ def made_groups(group_index: int, number: int, *, siblings: int = 4) -> list[Tra
 def _group(group_index: int, rng: np.random.Generator, siblings: int) -> TrajectoryGroup:
     task = TASKS[group_index % len(TASKS)]
     made = tuple(
-        _trajectory(task, group_index, rollout_index, rng) for rollout_index in range(siblings)
+        _trajectory(task, group_index, rollout_index, rng)
+        for rollout_index in range(siblings)
     )
     return TrajectoryGroup(group_index, task, made)
 
@@ -120,7 +126,9 @@ def _trajectory(
                 index=index,
                 parent=None if index == 0 else 0 if branches else index - 1,
                 context=(Segment(opening, ids.astype(np.int32)),),
-                completion=(Segment(SegmentKind.POLICY, sampled.astype(np.int32), logprobs, 0),),
+                completion=(
+                    Segment(SegmentKind.POLICY, sampled.astype(np.int32), logprobs, 0),
+                ),
                 text="",
                 message={"role": "assistant", "content": ""},
                 sampling=SamplingParams(64, temperature=0.9),

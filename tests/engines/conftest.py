@@ -23,7 +23,9 @@ def start() -> Iterator[Callable[..., TorchEngine]]:
     engines: list[TorchEngine] = []
 
     def build(model: TinyModel, **settings: Any) -> TorchEngine:
-        place = EnginePlace(**{"model": "tiny", "context_tokens": 128, "max_running": 8} | settings)
+        place = EnginePlace(
+            **{"model": "tiny", "context_tokens": 128, "max_running": 8} | settings
+        )
         engines.append(TorchEngine(place, config=model.config, state_dict=model.tensors))
         return engines[-1]
 

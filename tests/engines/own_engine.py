@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
+from agentrl.engines import (
+    EnginePlace,
+    EngineSpec,
+    EngineTraits,
+    HostedEngine,
+    WeightSender,
+)
 from agentrl.engines.torch import TorchEngine
 from agentrl.types.section import Count
 

@@ -33,7 +33,9 @@ def asked(folder: Path, name: str, *parts: str | bytes, **sampling: Any) -> Gene
     ]
     message: Message = {"role": "user", "content": content}
     segments = (
-        RendererSpec(str(folder), chat_template="chatml").build().prompt(with_images([message]))
+        RendererSpec(str(folder), chat_template="chatml")
+        .build()
+        .prompt(with_images([message]))
     )
     images = tuple(Image.read(part) for part in parts if isinstance(part, bytes))
     chosen = SamplingParams(**{"max_new_tokens": 16} | sampling)
@@ -80,12 +82,18 @@ def own_table(
 ) -> torch.Tensor:
     """``[n, V]`` log p of every token in the place of each of ``ids``, likewise."""
     pictures = [Pictures.open(io.BytesIO(image.bytes())) for image in request.images]
-    seen = load_image_processor(folder)(images=pictures, return_tensors="pt") if pictures else {}
+    seen = (
+        load_image_processor(folder)(images=pictures, return_tensors="pt")
+        if pictures
+        else {}
+    )
     sequence = torch.tensor([[*request.token_ids.tolist(), *ids]])
     kinds = (sequence == reference.config.image_token_id).int()
     with torch.no_grad():
         table = (
-            reference(input_ids=sequence, mm_token_type_ids=kinds, **seen).logits[0].log_softmax(-1)
+            reference(input_ids=sequence, mm_token_type_ids=kinds, **seen)
+            .logits[0]
+            .log_softmax(-1)
         )
     own: torch.Tensor = table[request.token_ids.size - 1 : -1]
     return own
@@ -106,7 +114,9 @@ def check_logprobs(
         ids = trajectory.sequence(turn.index)
         sampled = [int(i) for s in turn.completion for i in s.token_ids]
         segments = [
-            s for index in trajectory.path(turn.index) for s in trajectory.turns[index].segments
+            s
+            for index in trajectory.path(turn.index)
+            for s in trajectory.turns[index].segments
         ]
         media = concat_media(segments)
         given = GenerateRequest(
@@ -118,5 +128,7 @@ def check_logprobs(
             media=media,
             images=tuple(images[span.sha256] for span in media),
         )
-        recorded = np.concatenate([s.logprobs for s in turn.completion if s.logprobs is not None])
+        recorded = np.concatenate(
+            [s.logprobs for s in turn.completion if s.logprobs is not None]
+        )
         assert_own_logprobs(reference, folder, given, sampled, recorded)

@@ -23,10 +23,17 @@ MODELS = {
     "llama": {},
     "llama-biased": {"attention_bias": True, "mlp_bias": True},
     "llama-one-kv-head": {"num_key_value_heads": 1},
-    "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    "llama-linear": {
+        "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    },
     "llama-llama3": {
         "rope_parameters": {
-            **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0},
+            **{
+                "rope_type": "llama3",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+            },
             **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
         }
     },
@@ -56,7 +63,9 @@ async def test_a_later_turn_agrees_although_only_its_pending_tokens_were_prefill
 ) -> None:
     engine, ids = start(tiny), random_ids(0, 10)
     for turn in range(3):
-        completion = await engine.generate(request(ids, name=f"t{turn}", session="s", seed=turn))
+        completion = await engine.generate(
+            request(ids, name=f"t{turn}", session="s", seed=turn)
+        )
         new, logprobs = sampled(completion)
         whole = np.concatenate([ids, new])
         assert np.abs(logprobs - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
@@ -71,7 +80,10 @@ async def test_a_long_prompt_is_cut_into_chunks_that_agree(start) -> None:
 
     new, logprobs = sampled(await engine.generate(request(ids)))
 
-    assert np.abs(logprobs - model.logprobs(np.concatenate([ids, new]), ids.size)).max() <= ROUNDING
+    assert (
+        np.abs(logprobs - model.logprobs(np.concatenate([ids, new]), ids.size)).max()
+        <= ROUNDING
+    )
 
 
 async def test_logprobs_are_of_the_softmax_at_the_samplers_temperature(tiny, start) -> None:
@@ -82,7 +94,10 @@ async def test_logprobs_are_of_the_softmax_at_the_samplers_temperature(tiny, sta
     )
 
     whole = np.concatenate([prompt, ids])
-    assert np.abs(logprobs - tiny.logprobs(whole, prompt.size, temperature=0.7)).max() <= ROUNDING
+    assert (
+        np.abs(logprobs - tiny.logprobs(whole, prompt.size, temperature=0.7)).max()
+        <= ROUNDING
+    )
     assert np.abs(logprobs - tiny.logprobs(whole, prompt.size)).max() > 1e-2
 
 
@@ -98,7 +113,8 @@ async def test_greedy_takes_the_most_probable_token_with_its_logprob_at_temperat
     for index, token in enumerate(ids):
         prefix = whole[: prompt.size + index]
         best = max(
-            range(61), key=lambda other: tiny.logprobs(np.append(prefix, other), prefix.size)[0]
+            range(61),
+            key=lambda other: tiny.logprobs(np.append(prefix, other), prefix.size)[0],
         )
         assert token == best
 
@@ -126,7 +142,9 @@ async def test_bf16_agrees_within_its_own_rounding_turn_after_turn_beside_others
     await asyncio.gather(*(episode(number) for number in range(6)))
 
 
-async def test_a_saved_folder_serves_the_same_as_its_state_dict(tiny, start, tmp_path) -> None:
+async def test_a_saved_folder_serves_the_same_as_its_state_dict(
+    tiny, start, tmp_path
+) -> None:
     tiny.module.save_pretrained(tmp_path)
     folder_engine = TorchEngineSpec().build(
         EnginePlace(str(tmp_path), context_tokens=128, max_running=8)

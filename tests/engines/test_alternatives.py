@@ -47,7 +47,9 @@ def assert_alternatives(
     whole = np.concatenate([prompt, ids])
     position = prompt.size
     for segment in completion.segments:
-        exact = all_logprobs(models[segment.policy_version].exact, whole, temperature).numpy()
+        exact = all_logprobs(
+            models[segment.policy_version].exact, whole, temperature
+        ).numpy()
         assert segment.alternatives is not None
         likely, logprobs = segment.alternatives
         assert likely.shape == logprobs.shape == (len(segment), count)
@@ -81,7 +83,9 @@ async def test_they_are_the_likeliest_under_the_convention_of_the_logprob(
     completions = await asyncio.gather(
         *(
             engine.generate(
-                asking(prompt, n % 3, name=str(n), seed=n, temperature=temperature, **sampling)
+                asking(
+                    prompt, n % 3, name=str(n), seed=n, temperature=temperature, **sampling
+                )
             )
             for n, prompt in enumerate(prompts)
         )
@@ -103,14 +107,18 @@ async def test_asking_for_them_changes_no_token(tiny, start) -> None:
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_they_stay_with_their_tokens_through_updates_and_an_abort(mode, tiny, start) -> None:
+async def test_they_stay_with_their_tokens_through_updates_and_an_abort(
+    mode, tiny, start
+) -> None:
     models = [tiny, *(make_model(seed=seed) for seed in range(1, 4))]
     engine = start(tiny, context_tokens=256, max_running=3)
     prompts = [random_ids(n, 6 + n) for n in range(5)]
     held = HeldEngine(engine, running=3)
     tasks = [
         asyncio.create_task(
-            engine.generate(asking(prompt, 2 + n % 4, name=str(n), seed=n, max_new_tokens=120))
+            engine.generate(
+                asking(prompt, 2 + n % 4, name=str(n), seed=n, max_new_tokens=120)
+            )
         )
         for n, prompt in enumerate(prompts)
     ]
@@ -152,5 +160,7 @@ def test_ids_and_logprobs_of_other_shapes_are_refused() -> None:
 
 
 def test_more_cannot_be_asked_than_there_are_tokens(tiny, start) -> None:
-    every = asyncio.run(start(tiny).generate(asking(np.array([1, 2]), VOCAB, max_new_tokens=2)))
+    every = asyncio.run(
+        start(tiny).generate(asking(np.array([1, 2]), VOCAB, max_new_tokens=2))
+    )
     assert_alternatives(every, {0: tiny}, np.array([1, 2], np.int32), VOCAB)

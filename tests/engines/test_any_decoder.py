@@ -118,8 +118,12 @@ async def test_the_engines_behaviours_hold_for_them_too(family, start) -> None:
         kv_tokens=3 * 128 + 60,
         decode=lambda ids: "".join(f"<{i}>" for i in ids),
     )
-    asked = [request(prompt, name=f"{n}", seed=n, max_new_tokens=4 + 9 * n) for n in range(5)]
-    engine.pause("retract")  # the first three are in the queue together: one prefills, two copy
+    asked = [
+        request(prompt, name=f"{n}", seed=n, max_new_tokens=4 + 9 * n) for n in range(5)
+    ]
+    engine.pause(
+        "retract"
+    )  # the first three are in the queue together: one prefills, two copy
     tasks = [asyncio.create_task(engine.generate(one)) for one in asked]
     await asyncio.sleep(0)
     engine.resume()
@@ -138,7 +142,10 @@ async def test_the_engines_behaviours_hold_for_them_too(family, start) -> None:
     )
     pairs = list(zip(free.tolist(), free[1:].tolist(), strict=False))
     end = pairs.index((free[3], free[4])) + 2
-    assert (strings.finish_reason, sampled(strings)[0].tolist()) == ("stop", free[:end].tolist())
+    assert (strings.finish_reason, sampled(strings)[0].tolist()) == (
+        "stop",
+        free[:end].tolist(),
+    )
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "mixtral", "qwen3_moe"])
@@ -185,7 +192,9 @@ def test_a_failed_update_tears_the_engine(fault, start) -> None:
 
 
 async def test_deterministic_mode_is_exact_whatever_else_runs(start) -> None:
-    engine = start(make_model("gemma2", **FAMILIES["gemma2"]), deterministic=True, max_running=5)
+    engine = start(
+        make_model("gemma2", **FAMILIES["gemma2"]), deterministic=True, max_running=5
+    )
     prompt = random_ids(0, 33)
     alone = sampled(await engine.generate(request(prompt, name="alone", max_new_tokens=20)))
     for trial in range(5):
@@ -194,8 +203,13 @@ async def test_deterministic_mode_is_exact_whatever_else_runs(start) -> None:
             for n in range(7)
         ]
         crowd.insert(trial, request(prompt, name=f"probe{trial}", max_new_tokens=20))
-        probe = sampled((await asyncio.gather(*(engine.generate(one) for one in crowd)))[trial])
-        assert [probe[0].tobytes(), probe[1].tobytes()] == [alone[0].tobytes(), alone[1].tobytes()]
+        probe = sampled(
+            (await asyncio.gather(*(engine.generate(one) for one in crowd)))[trial]
+        )
+        assert [probe[0].tobytes(), probe[1].tobytes()] == [
+            alone[0].tobytes(),
+            alone[1].tobytes(),
+        ]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "mixtral", "gpt_neox"])
@@ -203,14 +217,21 @@ async def test_bf16_agrees_within_its_own_rounding(family, start) -> None:
     model = make_model(family, **FAMILIES[family] | {"initializer_range": 0.1})
     engine, prompt = start(model, dtype="bfloat16"), random_ids(3, 20)
     ids, logprobs = sampled(await engine.generate(request(prompt, max_new_tokens=20)))
-    assert np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() < 0.1
+    assert (
+        np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max()
+        < 0.1
+    )
     distinct = {
-        value for value in logprobs.tolist() if value != float(torch.tensor(value).bfloat16())
+        value
+        for value in logprobs.tolist()
+        if value != float(torch.tensor(value).bfloat16())
     }
     assert distinct  # the output layer is float32: logprobs are finer than bf16
 
 
-def test_the_slower_path_is_named_in_the_log_and_the_fast_one_is_not(tiny, start, caplog) -> None:
+def test_the_slower_path_is_named_in_the_log_and_the_fast_one_is_not(
+    tiny, start, caplog
+) -> None:
     with caplog.at_level(logging.WARNING):
         start(tiny)
         assert not caplog.records
@@ -241,7 +262,8 @@ def test_a_folder_that_lacks_a_weight_is_refused(tmp_path) -> None:
     del tensors["transformer.h.1.mlp.c_fc.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        EngineError, match=r"lacks 1 weights of the model, the first is 'transformer.h.1.mlp"
+        EngineError,
+        match=r"lacks 1 weights of the model, the first is 'transformer.h.1.mlp",
     ):
         TorchEngineSpec().build(EnginePlace(str(tmp_path), context_tokens=128))
 
@@ -249,7 +271,10 @@ def test_a_folder_that_lacks_a_weight_is_refused(tmp_path) -> None:
 REFUSED = {
     "mamba": ({"state_size": 4, "num_attention_heads": None}, "takes no position_ids"),
     "recurrent_gemma": ({}, "recurrent"),
-    "jamba": ({"num_experts": 1, "mamba_d_state": 4, "use_mamba_kernels": False}, "layers of type"),
+    "jamba": (
+        {"num_experts": 1, "mamba_d_state": 4, "use_mamba_kernels": False},
+        "layers of type",
+    ),
     "bloom": ({"n_layer": 2, "n_head": 4}, "takes no position_ids"),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, "layers of type conv"),
     "t5": ({}, "cannot build a causal language model for model_type='t5'"),
@@ -260,7 +285,12 @@ REFUSED = {
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_keeps_more_than_keys_and_values_is_refused_by_name(family) -> None:
     settings, named = REFUSED[family]
-    shape = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = {"model_type": family, "intermediate_size": 48, **shape, **settings}
     config = {name: value for name, value in config.items() if value is not None}
     with pytest.raises(EngineError, match=named) as caught:
@@ -274,7 +304,9 @@ def test_experts_are_refused_in_deterministic_mode(start) -> None:
         start(make_model("mixtral", **FAMILIES["mixtral"]), deterministic=True)
 
 
-def test_a_rotary_scaling_that_follows_the_batch_ends_the_context_where_it_begins(start) -> None:
+def test_a_rotary_scaling_that_follows_the_batch_ends_the_context_where_it_begins(
+    start,
+) -> None:
     rope = {
         "rope_type": "dynamic",
         "factor": 2.0,

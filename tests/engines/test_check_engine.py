@@ -205,7 +205,9 @@ class EndsEarly(Sound):
 
 class GoesOverStops(Sound):
     async def generate(self, request: GenerateRequest) -> Completion:
-        return await self.altered(request, sampling=replace(request.sampling, stop_token_ids=()))
+        return await self.altered(
+            request, sampling=replace(request.sampling, stop_token_ids=())
+        )
 
 
 class KeepsSessions(Sound):
@@ -275,7 +277,9 @@ class TakesTwins(Sound):
         return replace(await self.altered(request, request_id=own), request_id=name)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        await super().abort([one for one in self._waits if one.partition("#")[0] in request_ids])
+        await super().abort(
+            [one for one in self._waits if one.partition("#")[0] in request_ids]
+        )
 
 
 class NeverTooLate(Sound):
@@ -377,7 +381,9 @@ class TurnsVersionsAround(Sound):
         if request.sampling.max_new_tokens == 4 or not answer.segments:
             return answer
         (whole,) = answer.segments
-        half = Segment(whole.kind, whole.token_ids[:2], whole.logprobs[:2], whole.policy_version)
+        half = Segment(
+            whole.kind, whole.token_ids[:2], whole.logprobs[:2], whole.policy_version
+        )
         before = replace(half, policy_version=half.policy_version - 1)
         return replace(answer, segments=(half, before))
 
@@ -393,7 +399,10 @@ LATE = "it did not happen in 0.3 s"
 BROKEN: list[tuple[type[Sound], str]] = [
     (WithoutScore, "build() returns an engine with both faces: it has no score()"),
     (ForgetsTheVersion, "a completion carries the version served: versions: {9}, not {0}"),
-    (CountsWrongly, "accounts for every token, turn by turn: id, prompt tokens, completion tokens"),
+    (
+        CountsWrongly,
+        "accounts for every token, turn by turn: id, prompt tokens, completion tokens",
+    ),
     (OfAnotherRequest, "accounts for every token, turn by turn: id, prompt tokens"),
     (CachesAll, "accounts for every token, turn by turn: cached_tokens is 3"),
     (KeepsTooMuch, "accounts for every token, turn by turn: kv_tokens is 99"),
@@ -409,28 +418,52 @@ BROKEN: list[tuple[type[Sound], str]] = [
     (TakesAnything, f"more alternatives than tokens {REFUSED}"),
     (TakesAnything, f"an image that cannot be {REFUSED}"),
     (TakesAnything, f"a stop string {REFUSED}"),
-    (TakesAnything, "a version above the served one is refused, for elsewhere: no EngineError"),
-    (RefusesForGood, "a version above the served one is refused, for elsewhere: retryable is F"),
+    (
+        TakesAnything,
+        "a version above the served one is refused, for elsewhere: no EngineError",
+    ),
+    (
+        RefusesForGood,
+        "a version above the served one is refused, for elsewhere: retryable is F",
+    ),
     (RefusesForNow, "a negative id is refused, not to be tried again: retryable is True"),
     (NeverAborts, f"abort() ends a request with what it has: {LATE}"),
     (CallsItAStop, "abort() ends a request with what it has: reason: stop, not abort"),
     (AbortsWhatRuns, f"abort() ends a request that waits in a pause: {LATE}"),
     (CountsWhoWaited, f"abort() ends a request that waits in a pause: {LATE}"),
     (GoesOnAlone, f"a cancelled caller leaves nothing running: {LATE}"),
-    (TakesTwins, "of an id that is in flight is refused, for good: no EngineError was raised"),
+    (
+        TakesTwins,
+        "of an id that is in flight is refused, for good: no EngineError was raised",
+    ),
     (NeverTooLate, f"that spent its deadline fails, and may be tried again: {LATE}"),
     (TooLateInAPause, "no deadline passes in a pause: a request was answered in the pause"),
-    (OfOneLoop, "any number of event loops: RuntimeError('bound to a different event loop')"),
-    (OverAtOnce, "abort() ends a request with what it has: it ended before anything could happen"),
+    (
+        OfOneLoop,
+        "any number of event loops: RuntimeError('bound to a different event loop')",
+    ),
+    (
+        OverAtOnce,
+        "abort() ends a request with what it has: it ended before anything could happen",
+    ),
     (AnswersInAPause, "a request was answered in the pause"),
     (DrainsNothing, f"pause('drain') lets what runs end: {LATE}"),
-    (UpdatesWhileServing, "begin_update() needs a paused engine: no EngineError was raised"),
+    (
+        UpdatesWhileServing,
+        "begin_update() needs a paused engine: no EngineError was raised",
+    ),
     (SleepsWhileItRuns, "sleep() is refused while requests run: no EngineError was raised"),
     (NeverSleeps, "says what it said before: health().state: paused, not asleep"),
-    (WakesAsAnother, "an engine that slept says what it said before: scripted gave [-2. -2.]"),
+    (
+        WakesAsAnother,
+        "an engine that slept says what it said before: scripted gave [-2. -2.]",
+    ),
     (ScoresTooFew, "score() gives a logprob for every token but the first"),
     (NeverCloses, "fails what it has and what comes: health().state: serving, not closed"),
-    (ClosesInSilence, f"a closed engine says so, and fails what it has and what comes: {LATE}"),
+    (
+        ClosesInSilence,
+        f"a closed engine says so, and fails what it has and what comes: {LATE}",
+    ),
     (AlternativesUnasked, "sampled one: they came, and the request asked for none"),
     (AlternativesTooFew, "sampled one: (4, 2) came in place of (4, 3)"),
     (AlternativesRising, "sampled one: their logprobs do not fall"),
@@ -438,14 +471,32 @@ BROKEN: list[tuple[type[Sound], str]] = [
     (AlternativesTwice, "a token is its own alternative twice"),
     (AlternativesWithoutTheLikeliest, "not among them is likelier than the last by 2"),
     (OfAnotherContext, "info() and layout() are those of the place"),
-    (MovesWhereGivenUp, "given up before a tensor changes nothing: policy_version: 1, not 0"),
-    (ServesTheVersionBefore, "a committed update is served under its version: versions: {0}"),
-    (SumsNothing, "checksum() is of the tensors that were put, in the served dtype: one: 0, not"),
+    (
+        MovesWhereGivenUp,
+        "given up before a tensor changes nothing: policy_version: 1, not 0",
+    ),
+    (
+        ServesTheVersionBefore,
+        "a committed update is served under its version: versions: {0}",
+    ),
+    (
+        SumsNothing,
+        "checksum() is of the tensors that were put, in the served dtype: one: 0, not",
+    ),
     (ReadsZeros, "read() gives the tensors that were put: one is another one"),
     (OfTheVersionAtFirst, "tells the version of each token: none came after it"),
-    (ForgetsWhatItTold, "the version of each token: 1 tokens came before it, 0 are said to"),
-    (TurnsVersionsAround, "the version of each token: versions: [2, 2, 1, 1], not [1, 1, 2, 2]"),
-    (TakesTornWeights, "an incomplete update leaves a corrupt engine: no EngineError was raised"),
+    (
+        ForgetsWhatItTold,
+        "the version of each token: 1 tokens came before it, 0 are said to",
+    ),
+    (
+        TurnsVersionsAround,
+        "the version of each token: versions: [2, 2, 1, 1], not [1, 1, 2, 2]",
+    ),
+    (
+        TakesTornWeights,
+        "an incomplete update leaves a corrupt engine: no EngineError was raised",
+    ),
 ]
 
 
@@ -455,7 +506,9 @@ KINDS = [*dict.fromkeys(kind for kind, _ in BROKEN)]
 @pytest.mark.parametrize("kind", wide_but(KINDS[::6], KINDS))
 def test_each_broken_rule_is_named(kind: type[Sound]) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_engine(ScriptedSpec(kind=kind.__name__), PLACE, tensors=TENSORS, patience_s=0.3)
+        check_engine(
+            ScriptedSpec(kind=kind.__name__), PLACE, tensors=TENSORS, patience_s=0.3
+        )
     for said in (said for one, said in BROKEN if one is kind):
         assert said in str(caught.value)
 
@@ -466,7 +519,10 @@ class Sees(Sound):
     async def generate(self, request: GenerateRequest) -> Completion:
         answer = await super().generate(request)
         seen = -1.0 - len(request.images and request.images[0].bytes())
-        own = (replace(one, logprobs=np.full_like(one.logprobs, seen)) for one in answer.segments)
+        own = (
+            replace(one, logprobs=np.full_like(one.logprobs, seen))
+            for one in answer.segments
+        )
         return replace(answer, segments=tuple(own)) if request.images else answer
 
 
@@ -478,10 +534,14 @@ def test_an_engine_that_does_not_look_at_images_is_named() -> None:
         ids = np.array([0, 1, 2], np.int32)
         sampling = SamplingParams(4)
         pictures.append(
-            GenerateRequest("p", image.sha256, ids, sampling, 0, media=media, images=(image,))
+            GenerateRequest(
+                "p", image.sha256, ids, sampling, 0, media=media, images=(image,)
+            )
         )
     check_engine(ScriptedSpec(kind="Sees"), PLACE, pictures=pictures)
-    with pytest.raises(ConfigError, match=r"another image gives other logprobs: \[-1\.\] twice"):
+    with pytest.raises(
+        ConfigError, match=r"another image gives other logprobs: \[-1\.\] twice"
+    ):
         check_engine(ScriptedSpec(kind="Sound"), PLACE, pictures=pictures)
 
 

@@ -32,7 +32,9 @@ def sums(*shards: Tensor) -> list[int]:
 
 
 def random_bytes(size: int) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8))
+    return torch.from_numpy(
+        np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    )
 
 
 def test_a_word_counts_by_its_place() -> None:
@@ -81,8 +83,15 @@ def test_shards_add_up_to_the_whole_wherever_it_is_cut(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [(0, 8, 16), (0, 8, 24), (0, 1, 4, 24), (0, 5, 16)])
 def test_columns_add_up_to_the_whole(dtype: torch.dtype, columns: tuple[int, ...]) -> None:
-    whole = random_bytes(7 * 8 * columns[-1]).view(dtype).view(7, -1)[:, : columns[-1]].contiguous()
-    parts = [shard_sums(whole[:, a:b], start=a, row=columns[-1]) for a, b in pairwise(columns)]
+    whole = (
+        random_bytes(7 * 8 * columns[-1])
+        .view(dtype)
+        .view(7, -1)[:, : columns[-1]]
+        .contiguous()
+    )
+    parts = [
+        shard_sums(whole[:, a:b], start=a, row=columns[-1]) for a, b in pairwise(columns)
+    ]
     assert sums(*parts) == by_hand(whole.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
@@ -104,7 +113,10 @@ def test_a_change_of_one_bit_two_swapped_words_and_a_shift_are_told() -> None:
         swapped[[first, second]] = signed[[second, first]]
         assert tensor_checksum("w", swapped) != tensor_checksum("w", signed)
     assert tensor_checksum("w", words.roll(1)) != own
-    assert checksum_of("w", words.shape, words.dtype, shard_sums(words, start=1).tolist()) != own
+    assert (
+        checksum_of("w", words.shape, words.dtype, shard_sums(words, start=1).tolist())
+        != own
+    )
 
 
 def test_two_swapped_tensors_are_told() -> None:
@@ -118,9 +130,12 @@ def test_two_swapped_tensors_are_told() -> None:
 def test_a_gpu_makes_the_same_sums(dtype: torch.dtype) -> None:
     whole = random_bytes(2**21 + 8 * 5).view(dtype)
     assert torch.equal(shard_sums(whole.cuda()).cpu(), shard_sums(whole))
-    assert torch.equal(shard_sums(whole[3:].cuda(), start=3).cpu(), shard_sums(whole[3:], start=3))
+    assert torch.equal(
+        shard_sums(whole[3:].cuda(), start=3).cpu(), shard_sums(whole[3:], start=3)
+    )
     columns = whole[: 2**16].view(64, -1)[:, 8:24]
     row = 2**16 // 64
     assert torch.equal(
-        shard_sums(columns.cuda(), start=8, row=row).cpu(), shard_sums(columns, start=8, row=row)
+        shard_sums(columns.cuda(), start=8, row=row).cpu(),
+        shard_sums(columns, start=8, row=row),
     )

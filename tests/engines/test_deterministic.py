@@ -9,7 +9,14 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.engines.tiny import ROUNDING, make_model, random_ids, request, same_draws, sampled
+from tests.engines.tiny import (
+    ROUNDING,
+    make_model,
+    random_ids,
+    request,
+    same_draws,
+    sampled,
+)
 
 
 def bits(completion) -> tuple[bytes, bytes]:
@@ -22,7 +29,9 @@ async def episode(engine, name: str, prompt, turns: int = 3, size: int = 9):
     ids, seen = prompt, []
     for turn in range(turns):
         completion = await engine.generate(
-            request(ids, name=f"{name}/{turn}", session=name, seed=turn, max_new_tokens=size)
+            request(
+                ids, name=f"{name}/{turn}", session=name, seed=turn, max_new_tokens=size
+            )
         )
         seen.append(bits(completion))
         ids = np.concatenate([ids, sampled(completion)[0], random_ids(100 + turn, 7)])
@@ -32,7 +41,10 @@ async def episode(engine, name: str, prompt, turns: int = 3, size: int = 9):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_thirty_sets_of_neighbours_change_no_bit(dtype, tiny, start) -> None:
-    engine, prompt = start(tiny, dtype=dtype, deterministic=True, max_running=7), random_ids(0, 33)
+    engine, prompt = (
+        start(tiny, dtype=dtype, deterministic=True, max_running=7),
+        random_ids(0, 33),
+    )
     alone = await episode(engine, "alone", prompt)
     rng = np.random.default_rng(0)
     for trial in range(30):
@@ -66,7 +78,9 @@ async def test_a_turn_on_kept_kv_equals_the_same_ids_in_a_new_session(
 ) -> None:
     engine = start(make_model(family), deterministic=True, max_running=4)
     prompt = random_ids(0, 45)
-    first = await engine.generate(request(prompt, name="first", session="kept", max_new_tokens=30))
+    first = await engine.generate(
+        request(prompt, name="first", session="kept", max_new_tokens=30)
+    )
     ids = np.concatenate([prompt, sampled(first)[0], random_ids(1, 5)])
 
     kept = await engine.generate(request(ids, name="kept", session="kept", seed=5))
@@ -77,7 +91,9 @@ async def test_a_turn_on_kept_kv_equals_the_same_ids_in_a_new_session(
     assert bits(kept) == bits(fresh)
 
 
-async def test_a_run_resumed_in_mid_episode_equals_one_that_was_not_killed(tiny, start) -> None:
+async def test_a_run_resumed_in_mid_episode_equals_one_that_was_not_killed(
+    tiny, start
+) -> None:
     settings = {"deterministic": True, "max_running": 4}
     prompt = random_ids(0, 20)
     whole_run = await episode(start(tiny, **settings), "e", prompt)
@@ -85,7 +101,9 @@ async def test_a_run_resumed_in_mid_episode_equals_one_that_was_not_killed(tiny,
     resumed = start(tiny, **settings)  # has never seen the first turn
     first = np.frombuffer(whole_run[0][0], dtype=np.int32)
     ids = np.concatenate([prompt, first, random_ids(100, 7)])
-    second = await resumed.generate(request(ids, name="e/1", session="e", seed=1, max_new_tokens=9))
+    second = await resumed.generate(
+        request(ids, name="e/1", session="e", seed=1, max_new_tokens=9)
+    )
 
     assert bits(second) == whole_run[1]
 
@@ -119,13 +137,18 @@ async def test_siblings_that_share_a_prefill_equal_one_alone(tiny, start) -> Non
 async def test_it_agrees_with_transformers_as_well(size, tiny, start) -> None:
     engine, prompt = start(tiny, deterministic=True), random_ids(0, size)
     ids, logprobs = sampled(await engine.generate(request(prompt)))
-    assert np.abs(logprobs - tiny.logprobs(np.concatenate([prompt, ids]), size)).max() <= ROUNDING
+    assert (
+        np.abs(logprobs - tiny.logprobs(np.concatenate([prompt, ids]), size)).max()
+        <= ROUNDING
+    )
 
 
 async def test_without_the_mode_tokens_are_the_same_up_to_rounding(tiny, start) -> None:
     engine, prompt = start(tiny, max_running=6), random_ids(0, 33)
     alone = await engine.generate(request(prompt, name="alone", max_new_tokens=40))
-    crowd = [request(random_ids(n, 5 + n), name=f"n{n}", max_new_tokens=50) for n in range(12)]
+    crowd = [
+        request(random_ids(n, 5 + n), name=f"n{n}", max_new_tokens=50) for n in range(12)
+    ]
     completions = await asyncio.gather(
         *(
             engine.generate(one)
@@ -134,4 +157,7 @@ async def test_without_the_mode_tokens_are_the_same_up_to_rounding(tiny, start) 
     )
     assert same_draws(tiny, prompt, 0, alone, completions[-1])
     ids, logprobs = sampled(completions[-1])
-    assert np.abs(logprobs - tiny.logprobs(np.concatenate([prompt, ids]), 33)).max() <= ROUNDING
+    assert (
+        np.abs(logprobs - tiny.logprobs(np.concatenate([prompt, ids]), 33)).max()
+        <= ROUNDING
+    )

@@ -101,7 +101,9 @@ def check_servers(spec: EngineSpec, folder: Path, own: Path, **given: Any) -> No
 def test_sglang_engine_with_a_model_that_sees(tmp_path: Path) -> None:
     folder = write_qwen_vl(tmp_path, context=CONTEXT)
     pictures = [asked(folder, f"p{seed}", "?", picture(seed=seed)) for seed in (1, 2)]
-    with sglang.running_server(sglang.interpreter(), folder, tmp_path / "server", **OWN) as url:
+    with sglang.running_server(
+        sglang.interpreter(), folder, tmp_path / "server", **OWN
+    ) as url:
         spec = SGLangEngineSpec(urls=(url,))
         check_servers(spec, folder, tmp_path / "engine", pictures=pictures)
 

@@ -17,7 +17,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama", "gemma2", "gpt_neox"])
-async def test_logprobs_of_three_turns_agree_with_transformers_on_the_cpu(family, start) -> None:
+async def test_logprobs_of_three_turns_agree_with_transformers_on_the_cpu(
+    family, start
+) -> None:
     model = make_model(family)
     engine = start(model, device="cuda:0")
 
@@ -41,7 +43,8 @@ async def test_bf16_agrees_within_its_own_rounding_there_too(start) -> None:
     engine, prompt = start(model, device="cuda:0", dtype="bfloat16"), random_ids(3, 20)
     ids, logprobs = sampled(await engine.generate(request(prompt, max_new_tokens=20)))
     assert (
-        np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() < 0.05
+        np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max()
+        < 0.05
     )
 
 
@@ -51,7 +54,8 @@ async def test_deterministic_mode_is_exact_there_too(dtype, start) -> None:
     prompt = random_ids(0, 33)
     alone = sampled(await engine.generate(request(prompt, name="alone", max_new_tokens=40)))
     crowd = [
-        request(random_ids(n, 5 + n), name=f"n{n}", seed=n, max_new_tokens=20) for n in range(10)
+        request(random_ids(n, 5 + n), name=f"n{n}", seed=n, max_new_tokens=20)
+        for n in range(10)
     ]
     crowd.append(request(prompt, name="beside", max_new_tokens=40))
     beside = sampled((await asyncio.gather(*(engine.generate(one) for one in crowd)))[-1])
@@ -67,6 +71,7 @@ async def test_weights_from_the_cpu_are_served_there(start) -> None:
     await asyncio.to_thread(publish, engine, 1, other.tensors)
     ids, logprobs = sampled(await engine.generate(request(prompt)))
     assert (
-        np.abs(logprobs - other.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() <= 1e-4
+        np.abs(logprobs - other.logprobs(np.concatenate([prompt, ids]), prompt.size)).max()
+        <= 1e-4
     )
     assert engine.checksum() == start(other).checksum()

@@ -49,7 +49,9 @@ def causal(first: int, tokens: int, keys: int) -> Tensor:
 def test_attention_is_the_usual_one_and_a_tokens_bits_are_its_own(heads: int) -> None:
     tokens = 150
     query = drawn(1, heads, tokens, 16)
-    key, value = (fixed_shapes.whole_blocks(drawn(1, 2, tokens, 16, seed=s)) for s in (1, 2))
+    key, value = (
+        fixed_shapes.whole_blocks(drawn(1, 2, tokens, 16, seed=s)) for s in (1, 2)
+    )
     mask = causal(0, tokens, key.shape[2])
     whole = fixed_shapes.attend(query, key, value, mask, 0.25)
     usual = functional.scaled_dot_product_attention(
@@ -60,7 +62,10 @@ def test_attention_is_the_usual_one_and_a_tokens_bits_are_its_own(heads: int) ->
         keys = place // fixed_shapes.KEYS * fixed_shapes.KEYS + fixed_shapes.KEYS
         # beside another sequence, with more keys than it needs or as few as it may have
         for longest in (keys, key.shape[2]):
-            pair = [torch.cat([one[:, :, :longest], -one[:, :, :longest]]) for one in (key, value)]
+            pair = [
+                torch.cat([one[:, :, :longest], -one[:, :, :longest]])
+                for one in (key, value)
+            ]
             alone = query[:, :, place : place + 1].expand(2, -1, -1, -1)
             found = fixed_shapes.attend(alone, *pair, causal(place, 1, longest), 0.25)
             assert torch.equal(found[0, 0], whole[0, place])

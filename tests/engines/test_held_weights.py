@@ -16,7 +16,10 @@ QKV = ("q", "k", "v")
         ("model.layers.0.self_attn.qkv_proj.weight", "model."),
         # vLLM, of models that see; and folders of newer families
         ("language_model.model.layers.0.self_attn.qkv_proj.weight", "model."),
-        ("language_model.model.layers.0.self_attn.qkv_proj.weight", "model.language_model."),
+        (
+            "language_model.model.layers.0.self_attn.qkv_proj.weight",
+            "model.language_model.",
+        ),
         ("model.layers.0.self_attn.qkv_proj.weight", "model.language_model."),
     ],
 )
@@ -27,7 +30,9 @@ def test_a_change_is_missed_under_no_name(served: str, prefix: str) -> None:
     changed = dict.fromkeys(names, 1) | {names[1]: 2}
     assert not HeldWeights(changed, {held: "y"}).fault_since(first)
     assert "the bits of before" in HeldWeights(changed, {held: "x"}).fault_since(first)
-    assert "other bits than before" in HeldWeights(first.sent, {held: "y"}).fault_since(first)
+    assert "other bits than before" in HeldWeights(first.sent, {held: "y"}).fault_since(
+        first
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,9 @@ async def play_at(
 ) -> Trajectory:
     """One episode whose policy is the server's."""
     spec = replace(
-        rollout_spec(tools=[add], env_settings={"describe_tools_in_prompt": True}, **settings),
+        rollout_spec(
+            tools=[add], env_settings={"describe_tools_in_prompt": True}, **settings
+        ),
         renderer=None,
     )
     engine = OpenAIEngine(
@@ -46,7 +48,11 @@ async def play_at(
 
 
 def tool_call(name: Any, arguments: Any) -> dict[str, Any]:
-    return {"id": "x", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {
+        "id": "x",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 async def test_an_episode_on_another_agentrl_over_http() -> None:
@@ -55,9 +61,9 @@ async def test_an_episode_on_another_agentrl_over_http() -> None:
     async with serving(lambda request: next(script)) as served:
         trajectory = await play_at(f"{served.url}/v1")
     assert [turn.text for turn in trajectory.turns] == ["", "3"]
-    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == [
-        "3"
-    ]
+    assert [
+        record.result and record.result.content for record in trajectory.turns[0].calls
+    ] == ["3"]
     assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
     assert "restarts" not in trajectory.info
@@ -74,7 +80,8 @@ async def test_the_server_gets_the_whole_conversation_with_its_tools() -> None:
         said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), said("3")
     ) as server:
         await play_at(
-            server.url, sampling=SamplingParams(50, temperature=0.5, top_p=0.9, stop=("END",))
+            server.url,
+            sampling=SamplingParams(50, temperature=0.5, top_p=0.9, stop=("END",)),
         )
     first, second = server.asked
     assert first["messages"] == [{"role": "user", "content": "hi"}]
@@ -85,13 +92,22 @@ async def test_the_server_gets_the_whole_conversation_with_its_tools() -> None:
         0.9,
         ["END"],
     )
-    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool"]
-    assert second["messages"][1]["tool_calls"][0]["id"] == second["messages"][2]["tool_call_id"]
+    assert [message["role"] for message in second["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+    ]
+    assert (
+        second["messages"][1]["tool_calls"][0]["id"]
+        == second["messages"][2]["tool_call_id"]
+    )
 
 
 async def test_the_server_is_given_a_schema_that_the_answer_is_to_fit() -> None:
     async with odd_server(said("{}")) as server:
-        await play_at(server.url, sampling=SamplingParams(50, json_schema='{"type": "object"}'))
+        await play_at(
+            server.url, sampling=SamplingParams(50, json_schema='{"type": "object"}')
+        )
     wanted = {
         "type": "json_schema",
         "json_schema": {"name": "answer", "schema": {"type": "object"}},
@@ -154,9 +170,14 @@ async def test_a_server_that_fails_fails_the_episode(reply: Reply, retryable: bo
 
 async def test_a_conversation_that_grew_too_long_is_the_policys_doing() -> None:
     full = failed(400, "too long", "context_length_exceeded")
-    async with odd_server(said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), full) as server:
+    async with odd_server(
+        said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), full
+    ) as server:
         trajectory = await play_at(server.url)
-    assert (str(trajectory.status), len(trajectory.turns)) == ("truncated(context_tokens)", 1)
+    assert (str(trajectory.status), len(trajectory.turns)) == (
+        "truncated(context_tokens)",
+        1,
+    )
 
 
 async def test_a_task_that_is_too_long_is_not() -> None:
@@ -210,7 +231,9 @@ async def test_such_a_trajectory_is_stored_and_read_back(tmp_path: Path) -> None
         writer.write(trajectory, 0)
         writer.seal(0)
     stored = TrajectoryReader(run).get(trajectory.id).trajectory
-    assert [turn.message for turn in stored.turns] == [turn.message for turn in trajectory.turns]
+    assert [turn.message for turn in stored.turns] == [
+        turn.message for turn in trajectory.turns
+    ]
     assert stored.samples() == ()
 
 
@@ -218,7 +241,10 @@ async def test_such_a_trajectory_is_stored_and_read_back(tmp_path: Path) -> None
     ("changes", "named"),
     [
         ({"messages": ()}, "messages must be the conversation"),
-        ({"sampling": SamplingParams(8, stop_token_ids=(3,))}, "stop_token_ids must be empty"),
+        (
+            {"sampling": SamplingParams(8, stop_token_ids=(3,))},
+            "stop_token_ids must be empty",
+        ),
         ({"min_version": 2}, "min_version must be 0, got 2"),
     ],
 )
@@ -235,7 +261,8 @@ async def test_a_request_is_given_up_at_its_deadline() -> None:
     async with odd_server(Reply(hang=True)) as server:
         engine = OpenAIEngine(ChatServerSpec(server.url, "m"))
         with pytest.raises(
-            EngineError, match=r"spent its deadline_s=0.2 without an answer of model 'm' at http"
+            EngineError,
+            match=r"spent its deadline_s=0.2 without an answer of model 'm' at http",
         ) as error:
             await engine.generate(replace(ASKED, deadline_s=0.2))
         await engine.close()

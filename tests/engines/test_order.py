@@ -74,7 +74,9 @@ def test_every_row_attends_to_all_its_keys(seed) -> None:
     assert first == lengths.size
 
 
-async def test_the_batch_shrinks_with_the_requests_that_run(tiny, start, monkeypatch) -> None:
+async def test_the_batch_shrinks_with_the_requests_that_run(
+    tiny, start, monkeypatch
+) -> None:
     sizes, decode = [], NativeDecoder.decode
 
     def watched(self, tokens, positions, blocks):
@@ -98,6 +100,8 @@ async def test_a_prompt_is_still_found_where_its_row_was_moved(tiny, start) -> N
         request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=6 if n < 23 else 60)
         for n in range(24)
     ]
-    await asyncio.gather(*(engine.generate(one) for one in asked))  # the last row went to the front
+    await asyncio.gather(
+        *(engine.generate(one) for one in asked)
+    )  # the last row went to the front
     late = await engine.generate(request(random_ids(23, 12), name="late"))
     assert late.cached_tokens == 11

@@ -52,7 +52,9 @@ def test_it_trains_is_evaluated_updated_and_restarted(config: Path) -> None:
 def test_a_server_whose_probe_differs_ends_the_run_with_a_checkpoint(config: Path) -> None:
     with (
         opened(config, "train.steps=4", "rollout.own.wrong_version=3") as trainer,
-        pytest.raises(EngineError, match=r"after publish\(3\) own server computes with other"),
+        pytest.raises(
+            EngineError, match=r"after publish\(3\) own server computes with other"
+        ),
     ):
         trainer.train()
     saved = sorted((config.parent / "run" / "checkpoints" / "rl").glob("step=*"))
@@ -73,8 +75,14 @@ def test_its_specification_may_come_from_a_function(config: Path) -> None:
     ("settings", "said"),
     [
         (SETTINGS[:1], "rollout.own.greeting is required"),
-        ((*SETTINGS, "rollout.own.repeats=0"), "rollout.own.repeats must be at least 1, got 0"),
-        ((*SETTINGS, "rollout.own.repeat=2"), "unknown key rollout.own.repeat; did you mean"),
+        (
+            (*SETTINGS, "rollout.own.repeats=0"),
+            "rollout.own.repeats must be at least 1, got 0",
+        ),
+        (
+            (*SETTINGS, "rollout.own.repeat=2"),
+            "unknown key rollout.own.repeat; did you mean",
+        ),
         ((*SETTINGS, "rollout.onw.repeats=2"), "unknown key rollout.onw"),
         ((f"rollout.engine={OWN}:OwnEngin",), "has no 'OwnEngin'"),
         (

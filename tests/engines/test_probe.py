@@ -30,7 +30,9 @@ def scores(distance: float) -> np.ndarray:
         (0.15, 0.21, False),  # never more than rounding is anywhere
     ],
 )
-def test_a_later_comparison_is_held_to_the_first(first: float, later: float, agrees: bool) -> None:
+def test_a_later_comparison_is_held_to_the_first(
+    first: float, later: float, agrees: bool
+) -> None:
     noise = ProbeNoise()
     assert noise.difference("server 0", OWN, scores(first), "bfloat16") == ""
     assert (noise.difference("server 0", OWN, scores(later), "bfloat16") == "") == agrees

@@ -20,7 +20,9 @@ MIXTURES = ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 
 
 def mixture(family: str = "qwen3_moe", seed: int = 0) -> TinyModel:
-    return make_model(family, seed=seed, **FAMILIES[family] | {"tie_word_embeddings": False})
+    return make_model(
+        family, seed=seed, **FAMILIES[family] | {"tie_word_embeddings": False}
+    )
 
 
 def own_experts(model: TinyModel, ids: np.ndarray) -> np.ndarray:
@@ -39,7 +41,9 @@ def asked(ids: np.ndarray, experts_from: int = 0, **settings: object) -> Generat
     return replace(request(ids, **settings), experts_from=experts_from)
 
 
-def same(model: TinyModel, prompt: np.ndarray, completion: Completion, first: int = 0) -> bool:
+def same(
+    model: TinyModel, prompt: np.ndarray, completion: Completion, first: int = 0
+) -> bool:
     record = completion.routed_experts
     assert record is not None
     assert record.dtype == np.uint8
@@ -49,7 +53,9 @@ def same(model: TinyModel, prompt: np.ndarray, completion: Completion, first: in
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-async def test_each_token_of_every_turn_has_the_experts_of_its_forward(family, start) -> None:
+async def test_each_token_of_every_turn_has_the_experts_of_its_forward(
+    family, start
+) -> None:
     model = mixture(family)
     engine = start(model, max_running=3, kv_tokens=3 * 128 + 200)
     dense = {"deepseek_v3": 1}.get(family, 0)
@@ -60,7 +66,12 @@ async def test_each_token_of_every_turn_has_the_experts_of_its_forward(family, s
         for turn in range(3):
             name, session = f"{number}/{turn}", f"{number}"
             one = asked(
-                ids, first, name=name, session=session, seed=number, max_new_tokens=4 + number
+                ids,
+                first,
+                name=name,
+                session=session,
+                seed=number,
+                max_new_tokens=4 + number,
             )
             completion = await engine.generate(one)
             assert same(model, ids, completion, first)
@@ -97,14 +108,19 @@ async def test_tokens_keep_the_experts_under_which_they_were_sampled(start) -> N
             engine._thread.post(lambda: engine._core.pause("retract"))
             loop.call_soon_threadsafe(told.set)
 
-    one = replace(asked(prompt, name="a", max_new_tokens=20), on_tokens=pause_behind_the_fifth)
+    one = replace(
+        asked(prompt, name="a", max_new_tokens=20), on_tokens=pause_behind_the_fifth
+    )
     running = asyncio.create_task(engine.generate(one))
     await told.wait()
     await asyncio.to_thread(publish, engine, 1, other.tensors)
     completion = await running
     ids = whole(prompt, completion)
     before = completion.segments[0]
-    assert [(one.policy_version, len(one)) for one in completion.segments] == [(0, 5), (1, 15)]
+    assert [(one.policy_version, len(one)) for one in completion.segments] == [
+        (0, 5),
+        (1, 15),
+    ]
     # all but its last token were read by version 0
     read = prompt.size + len(before) - 1
     record = np.sort(completion.routed_experts)

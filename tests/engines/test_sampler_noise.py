@@ -45,9 +45,9 @@ async def test_tokens_and_logprobs_are_those_of_the_noisy_logits() -> None:
             np.testing.assert_allclose(logprobs, own, atol=ROUNDING)
             drawn = uniforms(np.full(ids.size, 11, np.uint64), positions)
             ends = np.exp(noisy).cumsum(axis=1)
-            assert [int(np.searchsorted(row, x)) for row, x in zip(ends, drawn, strict=True)] == [
-                *ids
-            ]
+            assert [
+                int(np.searchsorted(row, x)) for row, x in zip(ends, drawn, strict=True)
+            ] == [*ids]
             assert np.abs(own - clean.numpy()[np.arange(ids.size), ids]).max() > 0.1
     finally:
         engine.close()

@@ -84,7 +84,9 @@ def test_a_truncating_neighbour_changes_nothing() -> None:
 
 def test_logits_that_are_not_finite_give_a_logprob_that_is_not() -> None:
     logits = torch.tensor([[0.0, float("nan")], [0.0, float("inf")]])
-    _, logprobs, *_ = sample(logits, torch.tensor([0.1, 0.9], dtype=torch.float64), SamplingRows())
+    _, logprobs, *_ = sample(
+        logits, torch.tensor([0.1, 0.9], dtype=torch.float64), SamplingRows()
+    )
     assert not torch.isfinite(logprobs).any()
 
 
@@ -97,11 +99,16 @@ def test_uniforms_are_a_function_of_seed_and_position_alone() -> None:
 
 def test_uniforms_are_uniform_and_neighbouring_seeds_and_positions_unrelated() -> None:
     grid = np.stack(
-        [uniforms(np.full(400, seed, dtype=np.uint64), np.arange(400)) for seed in range(400)]
+        [
+            uniforms(np.full(400, seed, dtype=np.uint64), np.arange(400))
+            for seed in range(400)
+        ]
     )
     assert 0.0 <= grid.min() < 1e-4 < 1 - 1e-4 < grid.max() < 1.0
     counts = np.histogram(grid, bins=20, range=(0, 1))[0]
     # chi-squared with 19 degrees of freedom exceeds 43.8 with probability .001
     assert ((counts - 8000.0) ** 2 / 8000.0).sum() < 43.8
     for one, other in ((grid[:-1], grid[1:]), (grid[:, :-1], grid[:, 1:])):
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01  # standard error .0025
+        assert (
+            abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
+        )  # standard error .0025

@@ -26,7 +26,11 @@ async def test_a_list_is_the_turns_of_every_session() -> None:
 
 async def test_a_mapping_has_each_sessions_own_turns() -> None:
     engine = ScriptedEngine({"a": [[7]], "b": [[8], [9]]})
-    assert [await ids(engine, session=session) for session in ("b", "a", "b")] == [[8], [7], [9]]
+    assert [await ids(engine, session=session) for session in ("b", "a", "b")] == [
+        [8],
+        [7],
+        [9],
+    ]
 
 
 async def test_a_function_sees_the_request() -> None:

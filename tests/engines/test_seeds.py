@@ -20,7 +20,11 @@ TEMPERATURES = (1.0, 0.7, 1.3)
 def asked(number: int, **settings):
     ids = random_ids(number, 3 + number % 50)
     return request(
-        ids, seed=number, temperature=TEMPERATURES[number % 3], max_new_tokens=TOKENS, **settings
+        ids,
+        seed=number,
+        temperature=TEMPERATURES[number % 3],
+        max_new_tokens=TOKENS,
+        **settings,
     )
 
 
@@ -38,7 +42,9 @@ async def test_neighbours_change_tokens_only_within_rounding_and_at_most_thrice_
         for n in range(60)
     ]
     neighbours = [asyncio.create_task(many.generate(one)) for one in crowd]
-    alone = await asyncio.gather(*(few.generate(asked(n, name=f"{n}")) for n in range(REQUESTS)))
+    alone = await asyncio.gather(
+        *(few.generate(asked(n, name=f"{n}")) for n in range(REQUESTS))
+    )
     among = await asyncio.gather(*(many.generate(asked(n, name=f"{n}")) for n in order))
     await asyncio.gather(*neighbours)
 
@@ -55,15 +61,17 @@ async def test_neighbours_change_tokens_only_within_rounding_and_at_most_thrice_
     assert differing <= ALLOWED * compared, f"{differing} of {compared}"
 
 
-async def test_a_request_that_continues_another_draws_as_that_would_have(tiny, start) -> None:
+async def test_a_request_that_continues_another_draws_as_that_would_have(
+    tiny, start
+) -> None:
     engine, prompt = start(tiny), random_ids(0, 10)
     whole, _ = sampled(
         await engine.generate(request(prompt, name="whole", seed=7, max_new_tokens=30))
     )
     rest = np.concatenate([prompt, whole[:12]])
-    assert sampled(await engine.generate(request(rest, name="rest", seed=7, max_new_tokens=18)))[
-        0
-    ].tolist() == (whole[12:].tolist())
+    assert sampled(
+        await engine.generate(request(rest, name="rest", seed=7, max_new_tokens=18))
+    )[0].tolist() == (whole[12:].tolist())
 
 
 async def test_another_seed_gives_other_tokens(tiny, start) -> None:

@@ -27,7 +27,10 @@ async def test_siblings_share_the_prefill_of_their_prompt(tiny, start) -> None:
     assert sorted(completion.cached_tokens for completion in completions) == [0, 40, 40, 40]
     for completion in completions:
         ids, logprobs = sampled(completion)
-        assert np.abs(logprobs - tiny.logprobs(np.concatenate([prompt, ids]), 40)).max() <= ROUNDING
+        assert (
+            np.abs(logprobs - tiny.logprobs(np.concatenate([prompt, ids]), 40)).max()
+            <= ROUNDING
+        )
     # each its own seed
     assert len({sampled(completion)[0].tobytes() for completion in completions}) == 4
 
@@ -47,7 +50,9 @@ async def test_history_that_differs_is_prefilled_from_where_it_differs(tiny, sta
     edited[25] = (edited[25] + 1) % 61
     completion, whole = await turn(engine, edited, "second", "s")
     assert completion.cached_tokens == 25
-    assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, edited.size)).max() <= ROUNDING
+    assert (
+        np.abs(sampled(completion)[1] - tiny.logprobs(whole, edited.size)).max() <= ROUNDING
+    )
 
 
 async def test_a_shorter_history_forgets_the_rest(tiny, start) -> None:
@@ -59,13 +64,20 @@ async def test_a_shorter_history_forgets_the_rest(tiny, start) -> None:
     assert completion.usage.kv_tokens == whole.size - 1
 
 
-async def test_a_session_without_a_row_is_parked_and_comes_back_with_its_kv(tiny, start) -> None:
+async def test_a_session_without_a_row_is_parked_and_comes_back_with_its_kv(
+    tiny, start
+) -> None:
     engine = start(tiny, max_running=1, kv_tokens=4 * 128)
-    sequences = [(await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(3)]
+    sequences = [
+        (await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(3)
+    ]
     for n, ids in enumerate(sequences):
         completion, whole = await turn(engine, ids, f"b{n}", f"s{n}")
         assert completion.cached_tokens == ids.size - 1
-        assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
+        assert (
+            np.abs(sampled(completion)[1] - tiny.logprobs(whole, ids.size)).max()
+            <= ROUNDING
+        )
 
 
 async def test_beyond_kv_tokens_the_least_recently_used_session_is_evicted_and_prefilled_again(
@@ -73,13 +85,18 @@ async def test_beyond_kv_tokens_the_least_recently_used_session_is_evicted_and_p
 ) -> None:
     # the only row takes 128 positions, 40 are left to park: one session of 37, not two
     engine = start(tiny, max_running=1, kv_tokens=128 + 40)
-    sequences = [(await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(3)]
+    sequences = [
+        (await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(3)
+    ]
     assert engine.health().kv_tokens == 2 * 37
 
     evicted, whole = await turn(engine, sequences[0], "b0", "s0")
 
     assert evicted.cached_tokens == 0
-    assert np.abs(sampled(evicted)[1] - tiny.logprobs(whole, sequences[0].size)).max() <= ROUNDING
+    assert (
+        np.abs(sampled(evicted)[1] - tiny.logprobs(whole, sequences[0].size)).max()
+        <= ROUNDING
+    )
 
 
 async def test_a_parked_session_that_comes_back_trades_places_with_the_one_in_its_row(
@@ -88,9 +105,13 @@ async def test_a_parked_session_that_comes_back_trades_places_with_the_one_in_it
     # 40 positions beside the row hold one session of 37: the other's place is free only once this
     # one has left it
     engine = start(tiny, max_running=1, kv_tokens=128 + 40)
-    sequences = [(await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(2)]
+    sequences = [
+        (await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(2)
+    ]
     for n in (0, 1, 0):
-        completion, whole = await turn(engine, sequences[n], f"b{n}", f"s{n}", max_new_tokens=1)
+        completion, whole = await turn(
+            engine, sequences[n], f"b{n}", f"s{n}", max_new_tokens=1
+        )
         assert completion.cached_tokens == sequences[n].size - 1
         assert (
             np.abs(sampled(completion)[1] - tiny.logprobs(whole, sequences[n].size)).max()
@@ -112,7 +133,10 @@ async def test_whatever_is_evicted_each_turn_is_answered_within_kv_tokens(
             completion, whole = await turn(
                 engine, ids, f"{number}/{step}", f"s{number}", max_new_tokens=3 + number % 5
             )
-            assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
+            assert (
+                np.abs(sampled(completion)[1] - tiny.logprobs(whole, ids.size)).max()
+                <= ROUNDING
+            )
             held.append(engine.health().kv_tokens)
             ids = np.concatenate([whole, random_ids(step, 3)])
         await engine.release(f"s{number}")
@@ -164,14 +188,18 @@ async def test_rows_moved_together_in_the_tail_go_on_as_they_were(tiny, start) -
         assert same_draws(tiny, random_ids(n, 12), n, completion, alone)
         ids, logprobs = sampled(completion)
         assert (
-            np.abs(logprobs - tiny.logprobs(np.concatenate([random_ids(n, 12), ids]), 12)).max()
+            np.abs(
+                logprobs - tiny.logprobs(np.concatenate([random_ids(n, 12), ids]), 12)
+            ).max()
             <= ROUNDING
         )
 
 
 async def test_the_turns_of_one_session_run_one_after_the_other(tiny, start) -> None:
     engine, prompt = start(tiny), random_ids(0, 10)
-    both = await asyncio.gather(*(turn(engine, prompt, f"{n}", "same", seed=n) for n in range(2)))
+    both = await asyncio.gather(
+        *(turn(engine, prompt, f"{n}", "same", seed=n) for n in range(2))
+    )
     for _, whole in both:
         assert whole.size == 18
     assert [completion.cached_tokens for completion, _ in both] == [0, 9]
@@ -182,7 +210,9 @@ async def test_a_sampled_stop_token_ends_the_completion_and_is_kept(
     with_stop_first, tiny, start
 ) -> None:
     engine, prompt = start(tiny), random_ids(0, 10)
-    ids, _ = sampled(await engine.generate(request(prompt, name="free", seed=3, max_new_tokens=12)))
+    ids, _ = sampled(
+        await engine.generate(request(prompt, name="free", seed=3, max_new_tokens=12))
+    )
     position = 0 if with_stop_first else 5
     stop = int(ids[position])
     first = ids.tolist().index(stop)

@@ -19,11 +19,15 @@ def random_slice(rng: random.Random, shape: tuple[int, ...]) -> TensorSlice:
 def numbers(*blocks: TensorSlice) -> list[int]:
     """The flat places of some blocks, with repetitions."""
     places = np.arange(np.prod(blocks[0].shape)).reshape(blocks[0].shape)
-    return sorted(number for one in blocks for number in places[one.slices].reshape(-1).tolist())
+    return sorted(
+        number for one in blocks for number in places[one.slices].reshape(-1).tolist()
+    )
 
 
 @pytest.mark.parametrize("shape", [(9,), (7, 5), (4, 3, 5)])
-def test_two_slices_share_what_is_in_both_and_the_rest_is_disjoint(shape: tuple[int, ...]) -> None:
+def test_two_slices_share_what_is_in_both_and_the_rest_is_disjoint(
+    shape: tuple[int, ...],
+) -> None:
     rng = random.Random(7)
     for _ in range(100):
         one, other = random_slice(rng, shape), random_slice(rng, shape)
@@ -38,7 +42,10 @@ def test_a_slice_is_an_index_of_a_larger_one() -> None:
     whole = np.arange(35).reshape(5, 7)
     outer = TensorSlice("t", (5, 7), (1, 2), (3, 4))
     inner = TensorSlice("t", (5, 7), (2, 3), (2, 2))
-    assert whole[outer.slices][inner.slices_of(outer.first)].tolist() == [[17, 18], [24, 25]]
+    assert whole[outer.slices][inner.slices_of(outer.first)].tolist() == [
+        [17, 18],
+        [24, 25],
+    ]
 
 
 SHAPES = {
@@ -72,7 +79,9 @@ def test_the_second_of_two_ranks_holds_its_heads_its_columns_and_its_part_of_the
     assert set(second) == {
         # 130 entries are filled up to 192, 96 a rank
         ShardTensor(
-            "model.embed_tokens.weight", (96, 8), (rows("model.embed_tokens.weight", 96, 130),)
+            "model.embed_tokens.weight",
+            (96, 8),
+            (rows("model.embed_tokens.weight", 96, 130),),
         ),
         ShardTensor(f"{layer}qkv_proj.weight", (16, 8), qkv),
         ShardTensor(f"{layer}qkv_proj.bias", (8,), (rows(f"{layer}q_proj.bias", 8, 16),)),
@@ -90,5 +99,7 @@ def test_ranks_beyond_the_key_heads_share_them() -> None:
 
 
 def test_a_matrix_of_an_unknown_place_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'model\.mixer\.in\.weight' \(4, 4\) is no matrix"):
+    with pytest.raises(
+        ValueError, match=r"'model\.mixer\.in\.weight' \(4, 4\) is no matrix"
+    ):
         tensor_parallel_shards({"model.mixer.in.weight": (4, 4)}, 2, kv_heads=1)

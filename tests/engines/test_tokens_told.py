@@ -44,7 +44,10 @@ async def test_each_token_is_told_once_while_the_completion_goes_on(tiny, start)
 
 
 async def test_a_listener_changes_nothing_for_its_neighbours(tiny, start) -> None:
-    plain, listening = request([1, 2, 3], name="a", seed=1), request([4, 5], name="b", seed=2)
+    plain, listening = (
+        request([1, 2, 3], name="a", seed=1),
+        request([4, 5], name="b", seed=2),
+    )
     engine = start(tiny, deterministic=True)
     alone = sampled(await engine.generate(plain))[0].tolist()
     both = await asyncio.gather(
@@ -53,7 +56,9 @@ async def test_a_listener_changes_nothing_for_its_neighbours(tiny, start) -> Non
     assert sampled(both[0])[0].tolist() == alone
 
 
-async def test_a_completion_that_was_interrupted_is_told_no_token_twice(tiny, start) -> None:
+async def test_a_completion_that_was_interrupted_is_told_no_token_twice(
+    tiny, start
+) -> None:
     heard, engine = Heard(), start(tiny)
     wanted = replace(request(random_ids(1, 6), seed=3, max_new_tokens=100), on_tokens=heard)
     held = HeldEngine(engine)
@@ -67,7 +72,9 @@ async def test_a_completion_that_was_interrupted_is_told_no_token_twice(tiny, st
 async def test_a_stop_string_and_a_listener_go_together(tiny, start) -> None:
     heard = Heard()
     engine = start(tiny, decode=lambda ids: "".join(chr(97 + int(i) % 26) for i in ids))
-    whole = sampled(await engine.generate(request([1, 2], name="a", seed=5, max_new_tokens=40)))[0]
+    whole = sampled(
+        await engine.generate(request([1, 2], name="a", seed=5, max_new_tokens=40))
+    )[0]
     stop = chr(97 + int(whole[6]) % 26)
     asked = replace(
         request([1, 2], name="b", seed=5, max_new_tokens=40, stop=(stop,)), on_tokens=heard
@@ -76,7 +83,9 @@ async def test_a_stop_string_and_a_listener_go_together(tiny, start) -> None:
     assert heard.ids == ids[:-1]
 
 
-async def test_a_listener_or_decoder_that_raises_fails_its_request_alone(tiny, start) -> None:
+async def test_a_listener_or_decoder_that_raises_fails_its_request_alone(
+    tiny, start
+) -> None:
     def broken(*given: object) -> str:
         raise ValueError("not today")
 

@@ -55,7 +55,9 @@ def test_threads_are_at_least_one() -> None:
 
 
 def test_kv_tokens_bound_the_rows() -> None:
-    plan = RowPlan.of(EnginePlace("folder", context_tokens=100, max_running=8, kv_tokens=350))
+    plan = RowPlan.of(
+        EnginePlace("folder", context_tokens=100, max_running=8, kv_tokens=350)
+    )
     assert (plan.num_rows, plan.parked_tokens) == (3, 50)
 
 
@@ -66,7 +68,9 @@ def test_a_context_beyond_the_models_positions_is_refused(tiny, start) -> None:
 
 async def test_images_are_refused(tiny, start) -> None:
     with pytest.raises(EngineError, match="sglang"):
-        await start(tiny).generate(request([1], media=(MediaSpan(0, 1, "0" * 64, "image"),)))
+        await start(tiny).generate(
+            request([1], media=(MediaSpan(0, 1, "0" * 64, "image"),))
+        )
 
 
 async def test_the_engines_clock_stands_still_while_it_is_paused(tiny, start) -> None:
@@ -134,4 +138,7 @@ def test_less_kv_than_all_that_may_run_need_is_told(tiny, start, caplog) -> None
     assert not caplog.messages
     start(tiny, max_running=8, kv_tokens=3 * 128 - 1)
     [message] = caplog.messages
-    assert "room for 2 requests of context_tokens=128 at once, fewer than max_running=8" in message
+    assert (
+        "room for 2 requests of context_tokens=128 at once, fewer than max_running=8"
+        in message
+    )

@@ -31,7 +31,11 @@ from tests.tiny_vision import picture, write_qwen_vl
 
 CONTEXT = 1024
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-ONE, OTHER, WIDE = picture(84, 56), picture(84, 56, seed=1), picture(60, 130, seed=2, form="JPEG")
+ONE, OTHER, WIDE = (
+    picture(84, 56),
+    picture(84, 56, seed=1),
+    picture(60, 130, seed=2, form="JPEG"),
+)
 
 
 class Seeing:
@@ -62,7 +66,9 @@ class Seeing:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seeing:
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Seeing:
     return Seeing(tmp_path_factory.mktemp("vl"), request.param)
 
 
@@ -94,7 +100,10 @@ def looks() -> Iterator[list[list[int]]]:
     seen: list[list[int]] = []
 
     def note(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if hasattr(module, "patch_embed") and current_thread().name == "agentrl-torch-engine":
+        if (
+            hasattr(module, "patch_embed")
+            and current_thread().name == "agentrl-torch-engine"
+        ):
             seen.extend(kwargs["grid_thw"].tolist())
 
     with register_module_forward_hook(note, with_kwargs=True):
@@ -116,7 +125,9 @@ def behind(
     )
 
 
-async def together(engine: TorchEngine, requests: list[GenerateRequest]) -> list[Completion]:
+async def together(
+    engine: TorchEngine, requests: list[GenerateRequest]
+) -> list[Completion]:
     """Their completions; all are in the queue before the first runs."""
     engine.pause("retract")
     tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
@@ -139,7 +150,9 @@ async def test_rows_with_and_without_images_give_transformers_own_numbers(
     requests[-1] = replace(
         requests[-1], token_ids=requests[-1].token_ids[: requests[-1].media[0].start + 1]
     )
-    for request, answer in zip(requests, await together(begin(model), requests), strict=True):
+    for request, answer in zip(
+        requests, await together(begin(model), requests), strict=True
+    ):
         model.hold(request, answer)
 
 
@@ -183,10 +196,14 @@ async def test_a_later_turn_brings_another_image_and_keeps_what_was_computed(
 ) -> None:
     # one row: between its turns each session is parked beside it
     engine = begin(model, max_running=1, kv_tokens=4 * 256)
-    firsts = [model.asked(f"{n}", "Look: ", one) for n, one in enumerate((ONE, WIDE, OTHER))]
+    firsts = [
+        model.asked(f"{n}", "Look: ", one) for n, one in enumerate((ONE, WIDE, OTHER))
+    ]
     answers = [await engine.generate(first) for first in firsts]
     for first, answer in zip(firsts, answers, strict=True):
-        request = behind(first, answer, model.asked(f"{first.request_id}/2", "Now: ", OTHER, "?"))
+        request = behind(
+            first, answer, model.asked(f"{first.request_id}/2", "Now: ", OTHER, "?")
+        )
         then = await engine.generate(request)
         model.hold(request, then)
         # the last token that was sampled was never read
@@ -216,10 +233,14 @@ async def test_rows_that_are_exchanged_keep_their_positions(
 ) -> None:
     swapped = []
     swap = SessionCache.swap
-    monkeypatch.setattr(SessionCache, "swap", lambda *args: (swapped.append(args[1:]), swap(*args)))
+    monkeypatch.setattr(
+        SessionCache, "swap", lambda *args: (swapped.append(args[1:]), swap(*args))
+    )
     engine = begin(qwen3)
     short = [qwen3.asked(f"{n}", "Short", max_new_tokens=3) for n in range(5)]
-    long = [qwen3.asked(f"long{n}", WIDE, OTHER, f"{n}", max_new_tokens=40) for n in range(2)]
+    long = [
+        qwen3.asked(f"long{n}", WIDE, OTHER, f"{n}", max_new_tokens=40) for n in range(2)
+    ]
     answers = await together(engine, [*short, *long])
     assert swapped
     for request, answer in zip([*short, *long], answers, strict=True):
@@ -318,7 +339,9 @@ def torn(request: GenerateRequest, fault: str) -> GenerateRequest:
     # cut to nothing
     data = picture(400, 1)
     return replace(
-        request, images=(Image.read(data),), media=(replace(span, sha256=Image.read(data).sha256),)
+        request,
+        images=(Image.read(data),),
+        media=(replace(span, sha256=Image.read(data).sha256),),
     )
 
 
@@ -355,7 +378,9 @@ def changed(model: Seeing, folder: Path, **values: Any) -> EnginePlace:
     return EnginePlace(str(folder), context_tokens=64)
 
 
-def test_another_family_is_named_with_those_that_are_served(qwen3: Seeing, tmp_path: Path) -> None:
+def test_another_family_is_named_with_those_that_are_served(
+    qwen3: Seeing, tmp_path: Path
+) -> None:
     told = "'qwen2_vl': of models that see images it serves qwen2_5_vl and qwen3_vl"
     with pytest.raises(EngineError, match=told):
         TorchEngine(changed(qwen3, tmp_path, model_type="qwen2_vl"))
@@ -363,7 +388,9 @@ def test_another_family_is_named_with_those_that_are_served(qwen3: Seeing, tmp_p
 
 def test_deterministic_mode_is_refused(qwen3: Seeing) -> None:
     place = EnginePlace(str(qwen3.folder), context_tokens=64, deterministic=True)
-    with pytest.raises(EngineError, match=r"which a model that sees has not .* got 'qwen3_vl'"):
+    with pytest.raises(
+        EngineError, match=r"which a model that sees has not .* got 'qwen3_vl'"
+    ):
         TorchEngine(place)
 
 
@@ -373,5 +400,7 @@ def test_a_wrong_order_of_positions_is_found_when_the_model_is_loaded(
     monkeypatch.setattr(
         served, "image_positions", lambda size, images: np.tile(np.arange(size), (3, 1))
     )
-    with pytest.raises(EngineError, match="its forward over rows of a cache is not its forward"):
+    with pytest.raises(
+        EngineError, match="its forward over rows of a cache is not its forward"
+    ):
         TorchEngine(EnginePlace(str(model.folder), context_tokens=64))

@@ -36,7 +36,9 @@ def test_the_checksum_is_of_the_served_dtype(tiny, start) -> None:
     assert start(tiny, dtype="bfloat16").checksum()[name] == own
 
 
-async def test_after_a_commit_the_new_weights_answer_under_their_version(tiny, start) -> None:
+async def test_after_a_commit_the_new_weights_answer_under_their_version(
+    tiny, start
+) -> None:
     engine, other, prompt = start(tiny), make_model(seed=1), random_ids(0, 12)
     await engine.generate(request(prompt, name="before", session="s"))
 
@@ -101,10 +103,14 @@ async def test_a_drain_lets_what_runs_end_and_holds_back_the_rest(tiny, start) -
 
 
 @pytest.mark.parametrize("fault", ["missing", "shape", "unknown", "abort"])
-async def test_a_failed_update_leaves_an_engine_that_answers_nothing(fault, tiny, start) -> None:
+async def test_a_failed_update_leaves_an_engine_that_answers_nothing(
+    fault, tiny, start
+) -> None:
     engine = start(tiny)
     engine.pause("retract")
-    waiting = asyncio.create_task(engine.generate(request(random_ids(0, 5), name="waiting")))
+    waiting = asyncio.create_task(
+        engine.generate(request(random_ids(0, 5), name="waiting"))
+    )
     await asyncio.sleep(0)
     session = engine.begin_update(1)
     session.put("model.norm.weight", torch.ones(32))
@@ -178,7 +184,9 @@ async def test_sleep_frees_the_kv_and_wake_recomputes_it(tiny, start) -> None:
     engine.sleep(["kv_cache"])
     assert held() is None
     assert (engine.health().state, engine.health().kv_tokens) == ("asleep", 0)
-    waiting = asyncio.create_task(engine.generate(request(prompt, name="after", session="s")))
+    waiting = asyncio.create_task(
+        engine.generate(request(prompt, name="after", session="s"))
+    )
     with pytest.raises(EngineError, match="wake"):
         engine.resume()
 
@@ -188,10 +196,14 @@ async def test_sleep_frees_the_kv_and_wake_recomputes_it(tiny, start) -> None:
     assert sampled(await waiting)[0].tolist() == before[0].tolist()
 
 
-async def test_sleep_is_refused_while_requests_are_interrupted_in_place(tiny, start) -> None:
+async def test_sleep_is_refused_while_requests_are_interrupted_in_place(
+    tiny, start
+) -> None:
     engine = start(tiny)
     held = HeldEngine(engine)
-    task = asyncio.create_task(engine.generate(request(random_ids(0, 5), max_new_tokens=100)))
+    task = asyncio.create_task(
+        engine.generate(request(random_ids(0, 5), max_new_tokens=100))
+    )
     await asyncio.to_thread(held.during, engine.pause, "in_place")
     with pytest.raises(EngineError, match="retract"):
         engine.sleep(["kv_cache"])
@@ -199,11 +211,17 @@ async def test_sleep_is_refused_while_requests_are_interrupted_in_place(tiny, st
     await task
 
 
-async def test_weights_that_overflow_are_an_error_with_the_version_named(tiny, start) -> None:
+async def test_weights_that_overflow_are_an_error_with_the_version_named(
+    tiny, start
+) -> None:
     engine, other = start(tiny), make_model(seed=1)
-    broken = {name: torch.full_like(tensor, float("nan")) for name, tensor in tiny.tensors.items()}
+    broken = {
+        name: torch.full_like(tensor, float("nan")) for name, tensor in tiny.tensors.items()
+    }
     await asyncio.to_thread(publish, engine, 7, broken)
-    with pytest.raises(EngineError, match="NaN or infinite under policy_version=7") as caught:
+    with pytest.raises(
+        EngineError, match="NaN or infinite under policy_version=7"
+    ) as caught:
         await engine.generate(request(random_ids(0, 5), name="broken"))
     assert not caught.value.retryable
 

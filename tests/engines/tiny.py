@@ -58,7 +58,9 @@ class TinyModel:
 def all_logprobs(module: Any, ids: np.ndarray, temperature: float = 1.0) -> Tensor:
     """``[T, V]`` log p of every next token, the softmax in float64."""
     with torch.no_grad():
-        logits: Tensor = module(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
+        logits: Tensor = (
+            module(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
+        )
     return (logits / temperature).log_softmax(-1)
 
 
@@ -101,7 +103,9 @@ def request(
     **sampling: Any,
 ) -> GenerateRequest:
     extra = {
-        key: sampling.pop(key) for key in ("min_version", "deadline_s", "media") if key in sampling
+        key: sampling.pop(key)
+        for key in ("min_version", "deadline_s", "media")
+        if key in sampling
     }
     params = SamplingParams(**{"max_new_tokens": 8} | sampling)
     array = np.array(ids, dtype=np.int32)
@@ -124,7 +128,10 @@ def random_ids(seed: int, size: int) -> np.ndarray:
 
 
 def publish(
-    engine: TorchEngine, version: int, tensors: Mapping[str, Tensor], mode: PauseMode = "retract"
+    engine: TorchEngine,
+    version: int,
+    tensors: Mapping[str, Tensor],
+    mode: PauseMode = "retract",
 ) -> None:
     """A whole weight update."""
     engine.pause(mode)
@@ -135,7 +142,9 @@ def publish(
     engine.resume()
 
 
-def margin(model: TinyModel, history: np.ndarray, seed: int, temperature: float = 1.0) -> float:
+def margin(
+    model: TinyModel, history: np.ndarray, seed: int, temperature: float = 1.0
+) -> float:
     """How far the number that draws the token after ``history`` lies from the nearest end of a
     token's interval.
 
@@ -148,7 +157,12 @@ def margin(model: TinyModel, history: np.ndarray, seed: int, temperature: float 
 
 
 def same_draws(
-    model: TinyModel, prompt: np.ndarray, seed: int, one: Any, other: Any, temperature: float = 1.0
+    model: TinyModel,
+    prompt: np.ndarray,
+    seed: int,
+    one: Any,
+    other: Any,
+    temperature: float = 1.0,
 ) -> bool:
     """Whether two completions are of the same draws: equal ids, or apart first where a draw is
     within rounding of another token."""
@@ -156,4 +170,6 @@ def same_draws(
     if ids.tolist() == others.tolist():
         return True
     first = next(at for at in range(ids.size) if at >= others.size or ids[at] != others[at])
-    return margin(model, np.concatenate([prompt, ids[:first]]), seed, temperature) <= ROUNDING
+    return (
+        margin(model, np.concatenate([prompt, ids[:first]]), seed, temperature) <= ROUNDING
+    )

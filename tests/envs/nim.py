@@ -31,7 +31,9 @@ class Nim:
         self.new: dict[int, list[Any]] = {n: [] for n in range(num_players)}
         self.all: dict[int, str] = dict.fromkeys(range(num_players), "")
         for n in range(num_players):
-            self.new[n].append((-1, f"You are Player {n}. There are {self.sticks}.", "PROMPT"))
+            self.new[n].append(
+                (-1, f"You are Player {n}. There are {self.sticks}.", "PROMPT")
+            )
 
     def get_observation(self) -> tuple[int, Any]:
         new, self.new[self.player] = self.new[self.player], []
@@ -52,7 +54,9 @@ class Nim:
         self.sticks -= taken
         if not self.sticks:
             lost = -1.0 / max(1, self.num_players - 1)
-            self.rewards = {n: 1.0 if n == self.player else lost for n in range(self.num_players)}
+            self.rewards = {
+                n: 1.0 if n == self.player else lost for n in range(self.num_players)
+            }
             return True, {}
         if self.given is None and random.random() < 0.5 and self.sticks > 1:
             self.sticks -= 1

@@ -91,7 +91,9 @@ async def test_check_env_can_be_called_beside_a_running_loop() -> None:
         (Observation(messages=("hi",)), "message-shape"),  # type: ignore[arg-type]
         (
             Observation(
-                messages=({"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]},)
+                messages=(
+                    {"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]},
+                )
             ),
             "message-shape",
         ),
@@ -102,7 +104,9 @@ async def test_check_env_can_be_called_beside_a_running_loop() -> None:
         (Observation(rewrite=(USER, SPOKEN.message)), "policy-speaks-next"),
         (Observation(messages=(USER,), tools=({"name": "x"},)), "tool-specs"),  # type: ignore[arg-type]
         (
-            Observation(messages=(USER,), tools=(ToolSpec("a", "", {}), ToolSpec("a", "", {}))),
+            Observation(
+                messages=(USER,), tools=(ToolSpec("a", "", {}), ToolSpec("a", "", {}))
+            ),
             "tool-specs",
         ),
         (Observation(messages=(USER,), info={"x": {1}}), "json-info"),
@@ -170,7 +174,9 @@ def test_an_env_that_drops_calls_is_named() -> None:
 def test_an_env_that_answers_its_calls_passes() -> None:
     class Answers(Guess):
         def reset(self, *, seed: int) -> Observation:
-            return Observation(messages=(USER,), tools=(ToolSpec("look", "", {"type": "object"}),))
+            return Observation(
+                messages=(USER,), tools=(ToolSpec("look", "", {"type": "object"}),)
+            )
 
         def step(self, action: Action) -> StepResult:
             ids = [
@@ -180,7 +186,9 @@ def test_an_env_that_answers_its_calls_passes() -> None:
             results = [ToolResult(call_id, "", "no") for call_id in ids]
             records = tuple(CallRecord(None, None, result) for result in results)
             messages = tuple(result.message() for result in results)
-            return StepResult(Observation(messages=messages), calls=records, terminated=not ids)
+            return StepResult(
+                Observation(messages=messages), calls=records, terminated=not ids
+            )
 
     check_env(Answers, TASK)
 
@@ -250,7 +258,8 @@ def test_a_snapshot_of_a_known_form_or_none_is_right(state: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [{"form": "video"}, {"form": "text"}, {"form": "grid", "cells": "#"}, {"form": []}]
+    "state",
+    [{"form": "video"}, {"form": "text"}, {"form": "grid", "cells": "#"}, {"form": []}],
 )
 def test_a_snapshot_of_another_form_is_named(state: Any) -> None:
     class Shown(Guess):
@@ -262,16 +271,21 @@ def test_a_snapshot_of_another_form_is_named(state: Any) -> None:
 
 @pytest.mark.parametrize("reward", [10**400, "1", 1j, True, float("nan")])
 async def test_a_step_reward_that_no_float_holds_is_found(reward: Any) -> None:
-    (finding,) = await env_findings(lambda task: Guess(task, result=goes_on(reward=reward)), TASK)
+    (finding,) = await env_findings(
+        lambda task: Guess(task, result=goes_on(reward=reward)), TASK
+    )
     assert finding.rule == "step-reward"
 
 
 async def test_findings_come_without_raising() -> None:
-    (finding,) = await env_findings(lambda task: Guess(task, result=goes_on(reward=None)), TASK)
+    (finding,) = await env_findings(
+        lambda task: Guess(task, result=goes_on(reward=None)), TASK
+    )
 
     assert finding.rule == "step-reward"
     assert (
-        finding.detail == "step: reward must be a finite number, got None; 0.0 where there is none"
+        finding.detail
+        == "step: reward must be a finite number, got None; 0.0 where there is none"
     )
 
 
@@ -305,7 +319,9 @@ async def test_the_driver_refuses_what_breaks_a_rule() -> None:
     env = AsyncEnv(Guess(TASK, result=goes_on(reward=float("inf"))))
     await env.reset(seed=1)
 
-    with pytest.raises(EnvError, match=r"Guess breaks the contract of an Env: \[step-reward\]"):
+    with pytest.raises(
+        EnvError, match=r"Guess breaks the contract of an Env: \[step-reward\]"
+    ):
         await env.step(SPOKEN)
 
 
@@ -364,7 +380,8 @@ def test_an_env_whose_state_is_not_in_its_attributes_is_named() -> None:
             boards.pop(id(self), None)
 
     with pytest.raises(
-        EnvError, match=r"\[state-restored\] .* raised KeyError: .*or None where it cannot be saved"
+        EnvError,
+        match=r"\[state-restored\] .* raised KeyError: .*or None where it cannot be saved",
     ):
         check_env(Outside, TASK)
 

@@ -33,7 +33,9 @@ def make_with(task: Task, sandbox: Any) -> ToolEnv:
     return env
 
 
-async def test_a_factory_named_by_text_is_built_after_a_trip_through_pickle(tmp_path: Path) -> None:
+async def test_a_factory_named_by_text_is_built_after_a_trip_through_pickle(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "world.py").write_text(SOURCE)
     spec = EnvSpec("world.py:make", {"prompt": "Be kind."}, base_dir=str(tmp_path))
     env = pickle.loads(pickle.dumps(spec)).build(TASK)
@@ -54,7 +56,9 @@ def test_something_else_than_an_env_is_refused() -> None:
 
 
 def test_a_setting_that_the_factory_does_not_take_is_told_with_the_task() -> None:
-    with pytest.raises(EnvError, match=r"ToolEnv raised for task 't-1': TypeError: .*'colour'"):
+    with pytest.raises(
+        EnvError, match=r"ToolEnv raised for task 't-1': TypeError: .*'colour'"
+    ):
         EnvSpec(ToolEnv, {"colour": 1}).build(TASK)
 
 
@@ -70,4 +74,6 @@ def test_the_sandbox_is_passed_as_a_spec_or_as_the_hosts_pool() -> None:
 def test_without_a_sandbox_the_factory_is_not_asked_to_take_one() -> None:
     pool = SandboxPool(SandboxSpec(backend="unsafe"), max_running=1)
 
-    assert isinstance(EnvSpec(lambda task: ToolEnv(task)).build(TASK, sandboxes=pool), ToolEnv)
+    assert isinstance(
+        EnvSpec(lambda task: ToolEnv(task)).build(TASK, sandboxes=pool), ToolEnv
+    )

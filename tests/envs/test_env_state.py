@@ -90,7 +90,10 @@ def pooled(env: Any) -> None:
             "cannot be pickled: TypeError: cannot pickle '_thread.lock'.*; leave out lock, by",
         ),
         (large, "more than 1048576 bytes; let state_dict give what matters"),
-        (pooled, "cannot be pickled.*; leave out sandboxes, by state_dict or a Wrapper's kept"),
+        (
+            pooled,
+            "cannot be pickled.*; leave out sandboxes, by state_dict or a Wrapper's kept",
+        ),
     ],
 )
 async def test_what_cannot_be_kept_is_named(holds: Callable[[Any], None], why: str) -> None:
@@ -122,7 +125,9 @@ async def test_a_state_that_its_environment_refuses_is_named() -> None:
             raise KeyError("board")
 
     saved = await (await begun(Steps(TASK))).save()
-    with pytest.raises(EnvError, match="the state of Other cannot be read back: KeyError: 'board'"):
+    with pytest.raises(
+        EnvError, match="the state of Other cannot be read back: KeyError: 'board'"
+    ):
         await AsyncEnv(Other(TASK)).restore(saved)
 
 
@@ -148,7 +153,11 @@ async def test_a_tool_env_keeps_what_a_subclass_adds() -> None:
     before.points = 3
     driven = AsyncEnv(after)
     await driven.restore(await AsyncEnv(before).save())
-    assert (after.points, vars(after)["_seed"], await driven.step(Action("done", SAID))) == (
+    assert (
+        after.points,
+        vars(after)["_seed"],
+        await driven.step(Action("done", SAID)),
+    ) == (
         3,
         5,
         StepResult(Observation(), terminated=True),

@@ -13,7 +13,10 @@ from agentrl.errors import ConfigError
 from agentrl.types import Action, Task, ToolCall
 from tests.kit.episodes import spoken
 
-LAKE = {"env_id": "FrozenLake-v1", "env_args": {"is_slippery": False, "render_mode": "ansi"}}
+LAKE = {
+    "env_id": "FrozenLake-v1",
+    "env_args": {"is_slippery": False, "render_mode": "ansi"},
+}
 NAMES = ["left", "down", "right", "up"]
 TASK = Task("t", ({"role": "system", "content": "Play."},))
 
@@ -37,7 +40,8 @@ async def test_the_way_over_the_lake_is_rewarded_at_its_end() -> None:
     opening = env.reset(seed=0)
     assert [m["content"] for m in opening.messages] == ["Play.", "0"]
     results = [
-        await env.step(spoken(way)) for way in ["down", "down", "right", "right", "down", "right"]
+        await env.step(spoken(way))
+        for way in ["down", "down", "right", "right", "down", "right"]
     ]
     assert [m["content"] for m in results[0].observation.messages] == ["4"]
     assert [r.reward for r in results] == [0, 0, 0, 0, 0, 1]

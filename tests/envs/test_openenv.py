@@ -42,10 +42,15 @@ async def test_reward_and_done_are_the_servers() -> None:
     async with odd_openenv() as server:
         env = made(server, Task("t", TASK.messages, info={"env_args": {"level": 2}}))
         opening = await env.reset(seed=2**63)
-        results = [await env.step(spoken(word)) for word in ("1", "<think>hm</think> 7", "3")]
+        results = [
+            await env.step(spoken(word)) for word in ("1", "<think>hm</think> 7", "3")
+        ]
         await env.close()
         await env.close()
-    assert [m["content"] for m in opening.messages] == ["Play.", f"Seed {2**63}. Count to 3."]
+    assert [m["content"] for m in opening.messages] == [
+        "Play.",
+        f"Seed {2**63}. Count to 3.",
+    ]
     told = [result.observation.messages[0]["content"] for result in results]
     assert told == ["You said 1.", "You said 7.", "You said 3."]
     assert [result.reward for result in results] == [0.25, 0.0, 0.25]
@@ -67,7 +72,9 @@ async def test_an_action_that_the_server_refuses_is_told_and_costs_a_turn() -> N
         assert (result.reward, result.truncated) == (0.0, False)
         assert result.info == {"invalid_action": True}
         (message,) = result.observation.messages
-        assert message["content"] == ("This is no valid action: message: Input should be a number")
+        assert message["content"] == (
+            "This is no valid action: message: Input should be a number"
+        )
         assert (await env.step(spoken("1"))).info == {"reason": "max_turns"}
         await env.close()
 
@@ -78,7 +85,9 @@ async def test_without_a_field_the_message_is_the_action_as_json() -> None:
         opening = await env.reset(seed=0)
         assert opening.messages[-1]["content"] == '{"text": "Seed 0. Count to 3."}'
         assert (await env.step(spoken("1"))).info == {"invalid_action": True}
-        assert (await env.step(spoken('{"message": "1"} 2'))).info == {"invalid_action": True}
+        assert (await env.step(spoken('{"message": "1"} 2'))).info == {
+            "invalid_action": True
+        }
         assert (await env.step(spoken('{"message": "1"}'))).reward == 0.25
         await env.close()
     assert len(server.asked[0]) == 3
@@ -92,7 +101,10 @@ async def test_the_tool_act_has_the_fields_of_the_servers_action() -> None:
         assert tool.parameters["properties"] == {"message": {"type": "string"}}
         call = ToolCall("c", "act", {"message": "1"})
         result = await env.step(Action("", {"role": "assistant", "content": ""}, (call,)))
-        assert [m["content"] for m in result.observation.messages] == ["Done.", "You said 1."]
+        assert [m["content"] for m in result.observation.messages] == [
+            "Done.",
+            "You said 1.",
+        ]
         assert result.reward == 0.25
         wrong = ToolCall("c", "act", {"number": 1})
         result = await env.step(Action("", {"role": "assistant", "content": ""}, (wrong,)))
@@ -106,7 +118,9 @@ async def test_the_tool_act_has_the_fields_of_the_servers_action() -> None:
 async def test_a_server_without_a_schema_has_no_tool(schema: Any) -> None:
     async with odd_openenv(schema=schema) as server:
         env = made(server, action_field=None, by_tool=True)
-        with pytest.raises(EnvError, match=r"OpenEnv\.by_tool needs the schema of an action"):
+        with pytest.raises(
+            EnvError, match=r"OpenEnv\.by_tool needs the schema of an action"
+        ):
             await env.reset(seed=0)
         await env.close()
 
@@ -148,7 +162,9 @@ async def test_what_a_server_does_wrong_is_named_and_nothing_is_sent_twice(
     behaviour: Behaviour, text: str
 ) -> None:
     async with odd_openenv(at_step(2, behaviour)) as server:
-        env = made(server, deadline_s=0.2, max_message_bytes=2000 if "bytes=" in text else 2**20)
+        env = made(
+            server, deadline_s=0.2, max_message_bytes=2000 if "bytes=" in text else 2**20
+        )
         await env.reset(seed=0)
         await env.step(spoken("1"))
         with pytest.raises(ToolFaultError, match=text) as caught:
@@ -267,7 +283,9 @@ async def test_an_episode_waits_for_a_server_that_is_not_up(
 async def test_another_server_at_the_url_is_named() -> None:
     async with odd_openenv() as server:
         env = OpenEnv(TASK, url=f"{server.url}/elsewhere", action_field="message")
-        with pytest.raises(EnvError, match=r"OpenEnv\.url: .* answered 404 at /ws") as caught:
+        with pytest.raises(
+            EnvError, match=r"OpenEnv\.url: .* answered 404 at /ws"
+        ) as caught:
             await env.reset(seed=0)
         assert not caught.value.retryable
         await env.close()
@@ -295,7 +313,9 @@ async def played(server: OddOpenEnv, words: list[str]) -> Any:
     """A group of one episode, and those that failed before."""
     turns = iter(words)
     spec = rollout_spec(
-        env=EnvSpec(OpenEnv, {"url": server.url, "action_field": "message", "deadline_s": 5.0}),
+        env=EnvSpec(
+            OpenEnv, {"url": server.url, "action_field": "message", "deadline_s": 5.0}
+        ),
         reward=lambda view: 0.0,
         max_retries=2,
     )
@@ -313,7 +333,9 @@ def ends(outcome: Any) -> list[tuple[str, float | None]]:
     return [(str(one.status), one.reward) for one in both]
 
 
-async def test_an_episode_whose_socket_closes_fails_without_a_reward_and_is_played_again() -> None:
+async def test_an_episode_whose_socket_closes_fails_without_a_reward_and_is_played_again() -> (
+    None
+):
     async with odd_openenv(at_step(2, abort), count) as server:
         outcome = await played(server, ["1", "2", "1", "2", "3"])
     assert ends(outcome) == [("failed(tool)", None), ("terminated", 0.75)]

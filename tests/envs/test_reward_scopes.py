@@ -20,7 +20,12 @@ def episode(index: int, *texts: str, reward: float | None = 0.5) -> Trajectory:
     status = Status("terminated") if reward is not None else Status("failed", "env", "lost")
     rewards = {} if reward is None else {"base": reward}
     return trajectory(
-        *turns, task=Task("t-1"), rollout=index, status=status, reward=reward, rewards=rewards
+        *turns,
+        task=Task("t-1"),
+        rollout=index,
+        status=status,
+        reward=reward,
+        rewards=rewards,
     )
 
 
@@ -65,9 +70,15 @@ def given(value: Any, mark: Callable[[Any], Any]) -> Any:
     ("value", "rule"),
     [
         (OSError("no disk"), r"raised OSError: no disk \(.*test_reward_scopes\.py:\d+\)"),
-        (1.0, r"must give a list of 2 numbers, one for each \w+, got 1\.0 \(.*scopes\.py:\d+\)"),
+        (
+            1.0,
+            r"must give a list of 2 numbers, one for each \w+, got 1\.0 \(.*scopes\.py:\d+\)",
+        ),
         ("ab", "must give a list of 2 numbers, one for each .*, got 'ab'"),
-        ({0: 0.5, 1: 0.5}, r"must give a list of 2 numbers, one for each .*, got \{0: 0\.5"),
+        (
+            {0: 0.5, 1: 0.5},
+            r"must give a list of 2 numbers, one for each .*, got \{0: 0\.5",
+        ),
         ({0.5, 1.0}, "must give a list of 2 numbers, one for each"),
         ([1.0], "must give a list of 2 numbers, one for each .*, got 1"),
         ([1.0, None], r"must be a finite number, got None; .*test_reward_scopes\.py:\d+"),
@@ -75,9 +86,13 @@ def given(value: Any, mark: Callable[[Any], Any]) -> Any:
         ([1.0, "x"], "must be a finite number, got 'x'"),
     ],
 )
-async def test_values_that_are_none_are_named_with_the_users_line(value: Any, rule: str) -> None:
+async def test_values_that_are_none_are_named_with_the_users_line(
+    value: Any, rule: str
+) -> None:
     with pytest.raises(RewardError, match=rule):
-        await Rubric([given(value, turn_rewards)]).scores(EpisodeView.of(episode(0, "a", "b")))
+        await Rubric([given(value, turn_rewards)]).scores(
+            EpisodeView.of(episode(0, "a", "b"))
+        )
     views = [EpisodeView.of(episode(n, "a")) for n in range(2)]
     with pytest.raises(RewardError, match=rule):
         await Rubric([given(value, group_rewards)]).group_scores(views)

@@ -76,7 +76,9 @@ async def test_a_score_of_a_group_or_a_turn_is_held_to_the_same() -> None:
     def huge(views: Sequence[EpisodeView]) -> list[int]:
         return [10**400] * len(views)
 
-    with pytest.raises(RewardError, match="reward 'huge' of task 't-1' must be a finite number"):
+    with pytest.raises(
+        RewardError, match="reward 'huge' of task 't-1' must be a finite number"
+    ):
         await Rubric([huge]).group_scores([view()])
 
 
@@ -89,7 +91,9 @@ async def test_a_list_of_scores_that_exits_when_it_is_looked_at_is_an_error() ->
     def leaving(views: Sequence[EpisodeView]) -> list[float]:
         return Leaving()
 
-    with pytest.raises(RewardError, match=r"raised SystemExit: 3 \(.*test_rubric\.py:\d+\)"):
+    with pytest.raises(
+        RewardError, match=r"raised SystemExit: 3 \(.*test_rubric\.py:\d+\)"
+    ):
         await Rubric([leaving]).group_scores([view()])
 
 
@@ -97,7 +101,9 @@ async def test_a_reward_that_raises_is_an_error_named_with_the_task() -> None:
     def broken(view: EpisodeView) -> float:
         raise KeyError("judge")
 
-    with pytest.raises(RewardError, match="reward 'broken' of task 't-1' raised KeyError: 'judge'"):
+    with pytest.raises(
+        RewardError, match="reward 'broken' of task 't-1' raised KeyError: 'judge'"
+    ):
         await Rubric([half, broken]).score(view())
 
 
@@ -108,7 +114,9 @@ async def test_a_reward_that_hangs_is_an_error() -> None:
         release.wait(DEADLINE_S)
         return 1.0
 
-    with pytest.raises(RewardError, match=r"reward 'hangs' of task 't-1' took longer than 0\.05 s"):
+    with pytest.raises(
+        RewardError, match=r"reward 'hangs' of task 't-1' took longer than 0\.05 s"
+    ):
         await Rubric([hangs], deadline_s=0.05).score(view())
     release.set()
 
@@ -122,7 +130,10 @@ def step(view: EpisodeView) -> float:
     [
         ([half, half], "different names, got 'half' twice"),
         ([step], "the part 'step' is the sum"),
-        ([(half, float("nan"))], "the weight of reward 'half' must be a finite number, got nan"),
+        (
+            [(half, float("nan"))],
+            "the weight of reward 'half' must be a finite number, got nan",
+        ),
         (["half"], "must be a function of an EpisodeView, got 'half'"),
     ],
 )
@@ -139,7 +150,10 @@ def test_the_final_text_is_the_assistants_last() -> None:
         tool,
     )
 
-    assert EpisodeView(Task("t"), said, (), Status("truncated", "max_turns")).final_text == "two"
+    assert (
+        EpisodeView(Task("t"), said, (), Status("truncated", "max_turns")).final_text
+        == "two"
+    )
     assert EpisodeView(Task("t"), (), (), Status("truncated", "length")).final_text == ""
 
 
@@ -186,8 +200,14 @@ async def test_a_bool_is_a_number_and_told_once(caplog: pytest.LogCaptureFixture
     assert (vars(record)["event"], vars(record)["reward"]) == ("reward_is_bool", "correct")
 
 
-async def test_the_wait_for_a_thread_spends_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, entered, release = BoundedThreads(1, "test"), threading.Event(), threading.Event()
+async def test_the_wait_for_a_thread_spends_no_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads, entered, release = (
+        BoundedThreads(1, "test"),
+        threading.Event(),
+        threading.Event(),
+    )
     monkeypatch.setattr(rubric_module, "ENV_THREADS", threads)
 
     def hold() -> None:

@@ -37,7 +37,9 @@ def opened(**settings: Any) -> tuple[TextArenaEnv, Observation]:
 
 
 def test_a_tasks_own_arguments_may_be_null() -> None:
-    env = TextArenaEnv(replace(TASK, info={"env_args": None}), env_id=NIM, env_args={"sticks": 5})
+    env = TextArenaEnv(
+        replace(TASK, info={"env_args": None}), env_id=NIM, env_args={"sticks": 5}
+    )
     assert env.env_args == {"sticks": 5}
 
 
@@ -88,7 +90,11 @@ async def test_a_spent_limit_of_turns_truncates_without_rewards() -> None:
     env = TurnLimit(inner, 2)
     assert not (await env.step(spoken("[1]"))).truncated
     result = await env.step(spoken("[1]"))
-    assert (result.truncated, result.reward, result.info) == (True, 0.0, {"reason": "max_turns"})
+    assert (result.truncated, result.reward, result.info) == (
+        True,
+        0.0,
+        {"reason": "max_turns"},
+    )
     await env.close()
 
 
@@ -148,7 +154,9 @@ def test_the_board_is_a_state_for_people() -> None:
     assert env.snapshot() is None
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_players": 3}, {"env_args": {"as_text": True}}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_players": 3}, {"env_args": {"as_text": True}}]
+)
 def test_the_contract_is_kept(settings: dict[str, Any]) -> None:
     check_env(EnvSpec(TextArenaEnv, {"env_id": NIM, **settings}), TASK)
 
@@ -177,20 +185,28 @@ async def test_an_opponent_that_is_not_trained_plays_the_other_seat() -> None:
 def test_what_is_no_such_game_is_named() -> None:
     with pytest.raises(EnvError, match="without reset, get_observation, step, close"):
         TextArenaEnv(TASK, env_id="builtins:dict")
-    with pytest.raises(ConfigError, match=r"players needs a different name for each of the 2"):
+    with pytest.raises(
+        ConfigError, match=r"players needs a different name for each of the 2"
+    ):
         opened(players=["a", "a"])
-    with pytest.raises(ConfigError, match=r"TextArenaEnv\.num_players must be at least 1, got 0"):
+    with pytest.raises(
+        ConfigError, match=r"TextArenaEnv\.num_players must be at least 1, got 0"
+    ):
         opened(num_players=0)
     env = TextArenaEnv(TASK, env_id=f"{FOLDER / 'nim.py'}:Unpaid", env_args={"sticks": 1})
     env.reset(seed=0)
-    with pytest.raises(EnvError, match=r"Unpaid ended, and its close\(\) must give the rewards"):
+    with pytest.raises(
+        EnvError, match=r"Unpaid ended, and its close\(\) must give the rewards"
+    ):
         env.step(spoken("[1]"))
 
 
 @pytest.mark.agents
 def test_games_of_the_package_are_played(python: str) -> None:
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True)
+    packages = subprocess.run(
+        [python, "-c", where], capture_output=True, text=True, check=True
+    )
     command = [sys.executable, str(FOLDER / "programs" / "textarena_games.py")]
     found = subprocess.run(
         [*command, packages.stdout.strip()], capture_output=True, text=True, check=False
@@ -201,7 +217,8 @@ def test_games_of_the_package_are_played(python: str) -> None:
     assert told["agents"] == ["player_0", "player_1"] * 2 + ["player_0"]
     assert told["reward"] == {"player_0": 1.0, "player_1": -1.0}
     assert (
-        told["second"].startswith("Player 0 placed their symbol") or "[Player 0]" in told["second"]
+        told["second"].startswith("Player 0 placed their symbol")
+        or "[Player 0]" in told["second"]
     )
     assert told["second"].count("Current Board") == 2
     assert told["third"].count("Current Board") == 2

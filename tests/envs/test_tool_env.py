@@ -68,7 +68,9 @@ async def started(**settings: Any) -> ToolEnv:
     return env
 
 
-async def step(text: str, finish_reason: FinishReason = "stop", **settings: Any) -> StepResult:
+async def step(
+    text: str, finish_reason: FinishReason = "stop", **settings: Any
+) -> StepResult:
     return await (await started(**settings)).step(act(text, finish_reason))
 
 
@@ -79,7 +81,10 @@ def answer(result: StepResult) -> object:
 async def test_the_opening_has_the_system_prompt_the_task_and_the_tools() -> None:
     observation = await ToolEnv(TASK, tools=[add], system_prompt="Be brief.").reset(seed=1)
 
-    assert observation.messages == ({"role": "system", "content": "Be brief."}, *TASK.messages)
+    assert observation.messages == (
+        {"role": "system", "content": "Be brief."},
+        *TASK.messages,
+    )
     assert observation.tools == (add.spec,)
 
 
@@ -103,7 +108,11 @@ async def test_a_call_is_answered_and_the_episode_goes_on() -> None:
 async def test_a_message_without_a_call_ends_the_episode() -> None:
     result = await step("It is 3.", tools=[add])
 
-    assert (result.terminated, result.truncated, result.observation.messages) == (True, False, ())
+    assert (result.terminated, result.truncated, result.observation.messages) == (
+        True,
+        False,
+        (),
+    )
 
 
 async def test_a_malformed_call_is_answered_and_counted() -> None:
@@ -114,7 +123,10 @@ async def test_a_malformed_call_is_answered_and_counted() -> None:
         "call_0",
         "call_1",
     ]
-    assert result.info == {"tool_errors": {"malformed": 1}, "call_problems": {"malformed_json": 1}}
+    assert result.info == {
+        "tool_errors": {"malformed": 1},
+        "call_problems": {"malformed_json": 1},
+    }
 
 
 async def test_an_unknown_tool_is_answered_and_counted() -> None:
@@ -125,11 +137,17 @@ async def test_an_unknown_tool_is_answered_and_counted() -> None:
 async def test_a_completion_cut_before_a_call_was_complete_truncates(text: str) -> None:
     result = await step(text, "length", tools=[add])
 
-    assert (result.terminated, result.truncated, result.info["reason"]) == (False, True, "length")
+    assert (result.terminated, result.truncated, result.info["reason"]) == (
+        False,
+        True,
+        "length",
+    )
 
 
 async def test_a_call_cut_by_length_is_recorded_all_the_same() -> None:
-    (record,) = (await step('<tool_call>{"name": "add", "argu', "length", tools=[add])).calls
+    (record,) = (
+        await step('<tool_call>{"name": "add", "argu', "length", tools=[add])
+    ).calls
 
     assert record.problem is not None
     assert record.problem.kind == "unclosed"
@@ -209,7 +227,9 @@ async def test_a_sandbox_of_its_own_is_closed_too() -> None:
 async def test_calls_that_need_no_sandbox_take_none() -> None:
     env = await started(tools=[PythonTool(), add], sandbox=UNSAFE)
     await env.step(
-        act(f'{CALL}<tool_call>{{"name": "unknown"}}</tool_call><tool_call>{{oops}}</tool_call>')
+        act(
+            f'{CALL}<tool_call>{{"name": "unknown"}}</tool_call><tool_call>{{oops}}</tool_call>'
+        )
     )
 
     assert env.sandbox is None
@@ -218,7 +238,10 @@ async def test_calls_that_need_no_sandbox_take_none() -> None:
 async def test_a_function_that_takes_the_context_finds_the_sandbox_there() -> None:
     env = await started(tools=[where], sandbox=UNSAFE)
 
-    assert answer(await env.step(act('<tool_call>{"name": "where"}</tool_call>'))) == "a sandbox"
+    assert (
+        answer(await env.step(act('<tool_call>{"name": "where"}</tool_call>')))
+        == "a sandbox"
+    )
     await env.close()
 
 
@@ -226,7 +249,9 @@ async def test_files_of_the_calls_are_there_for_a_reward() -> None:
     env = await started(tools=[PythonTool()], sandbox=UNSAFE)
     code = "open('answer', 'w').write('3')"
     await env.step(
-        act(f'<tool_call>{{"name": "python", "arguments": {{"code": "{code}"}}}}</tool_call>')
+        act(
+            f'<tool_call>{{"name": "python", "arguments": {{"code": "{code}"}}}}</tool_call>'
+        )
     )
 
     assert await (await env.open_sandbox()).read_file("answer") == b"3"
@@ -242,7 +267,9 @@ async def test_those_who_open_the_sandbox_at_once_get_the_same() -> None:
 
 async def test_an_exhausted_pool_holds_up_only_the_episodes_that_need_it() -> None:
     pool = SandboxPool(UNSAFE, max_running=1)
-    holder, waiter, idle = [await started(tools=[PythonTool()], sandbox=pool) for _ in range(3)]
+    holder, waiter, idle = [
+        await started(tools=[PythonTool()], sandbox=pool) for _ in range(3)
+    ]
     await holder.step(act(PYTHON))
     waiting = asyncio.create_task(waiter.step(act(PYTHON)))
 
@@ -254,7 +281,9 @@ async def test_an_exhausted_pool_holds_up_only_the_episodes_that_need_it() -> No
     await waiter.close()
 
 
-async def test_an_episode_that_is_cancelled_while_it_waits_for_a_sandbox_costs_none() -> None:
+async def test_an_episode_that_is_cancelled_while_it_waits_for_a_sandbox_costs_none() -> (
+    None
+):
     pool = SandboxPool(UNSAFE, max_running=1)
     async with pool.session():
         env = await started(tools=[PythonTool()], sandbox=pool)
@@ -281,9 +310,13 @@ async def test_a_sandbox_that_comes_after_close_goes_back() -> None:
 
 
 @pytest.mark.parametrize("source", [UNSAFE, SandboxPool(UNSAFE, max_running=1)])
-async def test_a_task_names_the_image_of_its_sandbox(source: SandboxPool | SandboxSpec) -> None:
+async def test_a_task_names_the_image_of_its_sandbox(
+    source: SandboxPool | SandboxSpec,
+) -> None:
     task = replace(TASK, info={"sandbox_image": "python:3.12"})
-    with pytest.raises(ConfigError, match=r"image='python:3.12' needs a backend with images"):
+    with pytest.raises(
+        ConfigError, match=r"image='python:3.12' needs a backend with images"
+    ):
         await ToolEnv(task, sandbox=source).open_sandbox()
 
 
@@ -310,7 +343,10 @@ def test_two_system_prompts_are_refused() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    check_env(EnvSpec(ToolEnv, {"tools": [add, draw, Counter], "system_prompt": "Be brief."}), TASK)
+    check_env(
+        EnvSpec(ToolEnv, {"tools": [add, draw, Counter], "system_prompt": "Be brief."}),
+        TASK,
+    )
 
 
 def test_it_keeps_the_contract_with_a_sandbox() -> None:
@@ -318,9 +354,8 @@ def test_it_keeps_the_contract_with_a_sandbox() -> None:
 
 
 async def test_tools_named_by_text_start_from_the_base_dir(tmp_path: Path) -> None:
-    source = (
-        "from agentrl.tools import tool\n@tool\ndef add(a: int, b: int) -> int:\n    return a + b\n"
-    )
+    function = "def add(a: int, b: int) -> int:\n    return a + b\n"
+    source = f"from agentrl.tools import tool\n@tool\n{function}"
     (tmp_path / "mine.py").write_text(source)
     result = await step(CALL, tools=["mine.py:add"], base_dir=tmp_path)
 

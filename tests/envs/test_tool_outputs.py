@@ -50,7 +50,10 @@ def submit() -> ToolOutput:
 async def test_rewards_of_the_calls_join_the_steps() -> None:
     result = await stepped(await started(gain), "gain", "gain")
     assert (result.reward, result.terminated) == (0.5, False)
-    assert [record.result.reward for record in result.calls if record.result] == [0.25, 0.25]
+    assert [record.result.reward for record in result.calls if record.result] == [
+        0.25,
+        0.25,
+    ]
 
 
 async def test_a_call_ends_the_episode_which_is_terminated_also_in_the_last_turn() -> None:
@@ -68,7 +71,9 @@ async def test_a_reward_that_is_no_number_is_ours(reward: Any) -> None:
         """Odd."""
         return ToolOutput("", reward=reward)
 
-    with pytest.raises(ToolError, match=r"tool 'odd': ToolOutput\.reward must be a finite number"):
+    with pytest.raises(
+        ToolError, match=r"tool 'odd': ToolOutput\.reward must be a finite number"
+    ):
         await stepped(await started(odd), "odd")
 
 
@@ -78,7 +83,9 @@ async def test_metrics_without_names_are_ours() -> None:
         """Odd."""
         return ToolOutput("", metrics=[1.0])  # type: ignore[arg-type]
 
-    with pytest.raises(ToolError, match=r"tool 'odd': ToolOutput\.metrics must be a mapping"):
+    with pytest.raises(
+        ToolError, match=r"tool 'odd': ToolOutput\.metrics must be a mapping"
+    ):
         await stepped(await started(odd), "odd")
 
 
@@ -150,7 +157,9 @@ async def test_an_offer_of_what_is_no_tool_is_ours(tools: list[Any]) -> None:
         """Offer."""
         return ToolOutput("", tools=tools)
 
-    with pytest.raises(ToolError, match=r"ToolOutput\.tools must hold different Tools or names of"):
+    with pytest.raises(
+        ToolError, match=r"ToolOutput\.tools must hold different Tools or names of"
+    ):
         await stepped(await started(offer, gain), "offer")
 
 
@@ -171,7 +180,11 @@ async def test_pieces_are_joined() -> None:
         yield ToolOutput("!", metrics={"n": 1}, reward=0.5)
 
     result = await only(tell)
-    assert (result.content, result.reward, result.metrics) == ("one, two, [3]!", 0.5, {"n": 1.0})
+    assert (result.content, result.reward, result.metrics) == (
+        "one, two, [3]!",
+        0.5,
+        {"n": 1.0},
+    )
     assert tell.spec.parameters["properties"] == {}
 
 

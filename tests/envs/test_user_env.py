@@ -18,7 +18,9 @@ from agentrl.types import Action, CallProblem, Message, Task, ToolCall
 from tests.llm.odd_server import Reply, failed, odd_server, said
 from tests.rollouts.bytewise import call, play, say
 
-HELLO = Task("t", ({"role": "system", "content": "S3CRET"}, {"role": "user", "content": "Hello."}))
+HELLO = Task(
+    "t", ({"role": "system", "content": "S3CRET"}, {"role": "user", "content": "Hello."})
+)
 SECRET = "S3CRET"
 
 
@@ -88,7 +90,9 @@ async def test_calls_are_answered_by_tools_and_not_told_to_the_user() -> None:
 
 
 async def test_a_tool_ends_the_conversation_unless_the_user_alone_may() -> None:
-    action = Action("", {"role": "assistant", "content": ""}, (ToolCall("call_0", "leave", {}),))
+    action = Action(
+        "", {"role": "assistant", "content": ""}, (ToolCall("call_0", "leave", {}),)
+    )
     for alone in (False, True):
         env = UserEnv(HELLO, user=["One."], tools=[leave], only_user_ends=alone)
         await env.reset(seed=0)
@@ -115,7 +119,9 @@ async def test_a_users_plain_reply_runs_beside_the_event_loop() -> None:
     assert threading.current_thread() not in seen
 
 
-async def test_a_message_that_was_cut_by_its_length_is_not_said_and_ends_the_episode() -> None:
+async def test_a_message_that_was_cut_by_its_length_is_not_said_and_ends_the_episode() -> (
+    None
+):
     user = Listening("Fine.")
     env = UserEnv(HELLO, user=user, tools=[look])
     await env.reset(seed=0)
@@ -124,7 +130,9 @@ async def test_a_message_that_was_cut_by_its_length_is_not_said_and_ends_the_epi
     assert user.heard == []
 
 
-TURN = st.sampled_from(("thought", "open thought", "late thought", "call", "problem", "both"))
+TURN = st.sampled_from(
+    ("thought", "open thought", "late thought", "call", "problem", "both")
+)
 
 
 def turn_of(kind: str, number: int) -> Action:
@@ -190,7 +198,9 @@ async def test_a_models_user_is_told_its_part_and_the_spoken_words_alone() -> No
 async def test_retries_of_the_users_model_play_no_turn_twice() -> None:
     replies = [failed(503), said("One."), failed(429), said("Two."), said("[END]")]
     async with odd_server(*replies) as server:
-        trajectory = await play([say("a"), say("b"), say("c")], task=WISHES, env=played_by(server))
+        trajectory = await play(
+            [say("a"), say("b"), say("c")], task=WISHES, env=played_by(server)
+        )
     assert [turn.text for turn in trajectory.turns] == ["a", "b", "c"]
     assert server.asked[0] == server.asked[1]
     assert server.asked[2] == server.asked[3]
@@ -198,7 +208,9 @@ async def test_retries_of_the_users_model_play_no_turn_twice() -> None:
     assert told == ["Hello.", "a", "One.", "b", "Two.", "c"]
 
 
-@pytest.mark.parametrize("reply", [failed(500), said(""), said("<think>and so on")], ids=str)
+@pytest.mark.parametrize(
+    "reply", [failed(500), said(""), said("<think>and so on")], ids=str
+)
 async def test_a_failure_of_the_users_server_is_no_reward(reply: Reply) -> None:
     async with odd_server(reply) as server:
         trajectory = await play([say("a")], task=WISHES, env=played_by(server))
@@ -209,7 +221,9 @@ async def test_a_failure_of_the_users_server_is_no_reward(reply: Reply) -> None:
 def test_a_user_without_a_player_or_of_a_wrong_kind_is_named() -> None:
     with pytest.raises(EnvError, match=r"nobody plays it; name a model by UserEnv\.server"):
         UserEnv(WISHES)
-    with pytest.raises(DataError, match=r"task 't': the user must be a list of lines, or text"):
+    with pytest.raises(
+        DataError, match=r"task 't': the user must be a list of lines, or text"
+    ):
         UserEnv(Task("t", WISHES.messages, info={"user": {"a": 1}}))
 
 
@@ -217,10 +231,16 @@ async def test_a_task_is_offered_the_tools_that_it_names() -> None:
     named = Task("t", WISHES.messages, info={"tools": ["leave"]})
     env = ToolEnv(named, tools=[look, leave])
     assert [spec.name for spec in (await env.reset(seed=0)).tools or ()] == ["leave"]
-    action = Action("", {"role": "assistant", "content": ""}, (ToolCall("call_0", "look", {}),))
+    action = Action(
+        "", {"role": "assistant", "content": ""}, (ToolCall("call_0", "look", {}),)
+    )
     result = await env.step(action)
     assert result.info["tool_errors"] == {"unknown_tool": 1}
-    with pytest.raises(DataError, match=r"task 't': info\['tools'\] names 'cook', which is not"):
+    with pytest.raises(
+        DataError, match=r"task 't': info\['tools'\] names 'cook', which is not"
+    ):
         ToolEnv(Task("t", WISHES.messages, info={"tools": ["cook"]}), tools=[look])
-    with pytest.raises(DataError, match=r"task 't': info\['tools'\] must be a list of names"):
+    with pytest.raises(
+        DataError, match=r"task 't': info\['tools'\] must be a list of names"
+    ):
         ToolEnv(Task("t", WISHES.messages, info={"tools": "look"}), tools=[look])

@@ -49,7 +49,9 @@ class Echo(Env):
     def step(self, action: Action) -> StepResult:
         self._wait()
         self.heard.append(action.text)
-        return StepResult(Observation(({"role": "user", "content": action.text},)), reward=1.0)
+        return StepResult(
+            Observation(({"role": "user", "content": action.text},)), reward=1.0
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"heard": self.heard}
@@ -207,7 +209,9 @@ async def test_what_a_wrapper_cannot_keep_is_named() -> None:
     class Locked(PaysOnceAndLocks):
         pass
 
-    with pytest.raises(EnvError, match=r"cannot be pickled: TypeError.*; leave out lock, by"):
+    with pytest.raises(
+        EnvError, match=r"cannot be pickled: TypeError.*; leave out lock, by"
+    ):
         await AsyncEnv(Locked(Echo(TASK))).save()
 
 
@@ -230,9 +234,9 @@ async def test_a_limit_goes_on_from_a_checkpoint() -> None:
 
 
 def test_a_wrapper_has_what_its_environment_has() -> None:
-    env = spec(limit("turn_limit", max_turns=3), limit("cut_observations", max_chars=3)).build(
-        TASK, episode_id="e"
-    )
+    env = spec(
+        limit("turn_limit", max_turns=3), limit("cut_observations", max_chars=3)
+    ).build(TASK, episode_id="e")
     assert isinstance(env, CutObservations)
     assert isinstance(env.unwrapped, Echo)
     assert env.unwrapped.episode_id == env.episode_id == "e"
@@ -288,7 +292,9 @@ async def test_wrappers_of_a_configuration_are_the_first_one_innermost(
     assert isinstance(env.env.env, Wrapper)
     assert env.volume == 3
     await env.reset(seed=0)
-    assert (await env.step(Action("a", {"role": "assistant", "content": "a"}))).reward == 7.0
+    assert (
+        await env.step(Action("a", {"role": "assistant", "content": "a"}))
+    ).reward == 7.0
 
 
 @pytest.mark.parametrize(
@@ -299,11 +305,16 @@ async def test_wrappers_of_a_configuration_are_the_first_one_innermost(
             r"='turn_limits' is unknown; did you mean 'turn_limit'\?; choose one of turn_",
         ),
         ("[turn_limit]", r"turn_limit cannot be made with the arguments none"),
-        ("[{function: turn_limit, args: {max_turns: 0}}]", r"TurnLimit\.max_turns must be a num"),
+        (
+            "[{function: turn_limit, args: {max_turns: 0}}]",
+            r"TurnLimit\.max_turns must be a num",
+        ),
         ("['own.py:quiet']", r"own.py.* has no 'quiet'"),
         ("['own.py:none']", r"own.py:none must give an Env, got NoneType"),
     ],
 )
-def test_a_wrong_wrapper_is_named(made: Callable[[str], Env], text: str, fault: str) -> None:
+def test_a_wrong_wrapper_is_named(
+    made: Callable[[str], Env], text: str, fault: str
+) -> None:
     with pytest.raises(AgentRLError, match=fault):
         made(text)

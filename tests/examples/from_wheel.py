@@ -58,7 +58,9 @@ def faults_of(example: str, folder: Path) -> list[str]:
     code, text = said(["check", str(config), *settings])
     if extra := NEEDS.get(example):
         is_told = code != 0 and install(extra) in " ".join(text.split())
-        return [] if is_told else [f"check must tell {install(extra)!r}, got {code}:\n{text}"]
+        return (
+            [] if is_told else [f"check must tell {install(extra)!r}, got {code}:\n{text}"]
+        )
     if code:
         return [f"check ended with {code}:\n{text}"]
     steps = [f"run.dir={folder / 'run'}", "placement.mode=inline", *small(config)]
@@ -79,7 +81,9 @@ def main() -> int:
         started = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             faults = faults_of(example, Path(folder))
-        print(f"{example}: {'failed' if faults else 'ok'} in {time.monotonic() - started:.0f} s")
+        print(
+            f"{example}: {'failed' if faults else 'ok'} in {time.monotonic() - started:.0f} s"
+        )
         print("\n".join(faults), end="", flush=True)
         failed += bool(faults)
     print(f"wheel-examples: {len(here) - failed} passed, {failed} failed")

@@ -58,7 +58,10 @@ PROGRAMS = [
         "task_id": number,
         "text": f"Write a function to find the sum of a list, plus {number}.",
         "code": f"def total(numbers):\r\n    return sum(numbers) + {number}",
-        "test_list": [f"assert total([1, 2]) == {3 + number}", f"assert total([]) == {number}"],
+        "test_list": [
+            f"assert total([1, 2]) == {3 + number}",
+            f"assert total([]) == {number}",
+        ],
         "test_setup_code": "",
         "challenge_test_list": [],
     }

@@ -9,7 +9,9 @@ from ruamel.yaml import YAML
 from agentrl.envs import EpisodeView
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = {path.parent.name: path for path in sorted((ROOT / "examples").glob("*/config.yaml"))}
+CONFIGS = {
+    path.parent.name: path for path in sorted((ROOT / "examples").glob("*/config.yaml"))
+}
 
 
 def length(episode: EpisodeView) -> float:
@@ -26,11 +28,21 @@ def small(config: Path) -> list[str]:
             "rollout.group_size=4",
             "rollout.max_running=8",
         ),
-        *("rollout.max_turn_tokens=24", "eval.sets={}", f"reward.functions=[{__file__}:length]"),
+        *(
+            "rollout.max_turn_tokens=24",
+            "eval.sets={}",
+            f"reward.functions=[{__file__}:length]",
+        ),
     ]
-    for stage in YAML(typ="safe").load(config.read_text(encoding="utf-8")).get("stages", []):
+    for stage in (
+        YAML(typ="safe").load(config.read_text(encoding="utf-8")).get("stages", [])
+    ):
         own = f"stages.{stage['name']}"
-        settings += [f"{own}.steps=2", f"{own}.eval.sets={{}}", f"{own}.train.batch_prompts=1"]
+        settings += [
+            f"{own}.steps=2",
+            f"{own}.eval.sets={{}}",
+            f"{own}.train.batch_prompts=1",
+        ]
         if "critic_warmup_steps" in stage.get("algorithm", ()):
             settings.append(f"{own}.algorithm.critic_warmup_steps=0")
     return settings

@@ -27,7 +27,8 @@ def operand_pairs(text: str) -> set[frozenset[int]]:
     at least two.
     """
     return {
-        frozenset(pair) for pair in combinations([int(n) for n in re.findall(r"\d\d+", text)], 2)
+        frozenset(pair)
+        for pair in combinations([int(n) for n in re.findall(r"\d\d+", text)], 2)
     }
 
 
@@ -64,7 +65,9 @@ def test_tasks_are_the_same_for_the_same_seed_and_have_ids_of_their_own(
 
 
 @pytest.mark.parametrize("example", ["code", "search"])
-def test_demonstrations_are_the_same_for_the_same_seed_and_do_not_repeat(example: str) -> None:
+def test_demonstrations_are_the_same_for_the_same_seed_and_do_not_repeat(
+    example: str,
+) -> None:
     demonstrations = load(example, "warmup.py:demonstrations")
     first = list(islice(demonstrations(3), 100))
     assert first == list(islice(demonstrations(3), 100))
@@ -77,15 +80,21 @@ def test_demonstrations_are_the_same_for_the_same_seed_and_do_not_repeat(example
 
 def test_no_operand_pair_of_the_held_out_problems_occurs_in_training() -> None:
     held_out = load("code", "task.py:held_out")
-    tasks, demonstrations = load("code", "task.py:tasks"), load("code", "warmup.py:demonstrations")
+    tasks, demonstrations = (
+        load("code", "task.py:tasks"),
+        load("code", "warmup.py:demonstrations"),
+    )
     held = [
-        operand_pairs(task.messages[0]["content"]) for task in tasks(0, "held_out", num_tasks=1000)
+        operand_pairs(task.messages[0]["content"])
+        for task in tasks(0, "held_out", num_tasks=1000)
     ]
     trained = [
-        operand_pairs(task.messages[0]["content"]) for task in tasks(0, "train", num_tasks=2000)
+        operand_pairs(task.messages[0]["content"])
+        for task in tasks(0, "train", num_tasks=2000)
     ]
     trained += [
-        operand_pairs(row["messages"][0]["content"]) for row in islice(demonstrations(0), 2000)
+        operand_pairs(row["messages"][0]["content"])
+        for row in islice(demonstrations(0), 2000)
     ]
     assert set().union(*held).isdisjoint(set().union(*trained))
     # by construction, whatever is drawn: the two are the sides of one fixed rule
@@ -95,7 +104,9 @@ def test_no_operand_pair_of_the_held_out_problems_occurs_in_training() -> None:
 
 def test_a_held_out_pair_is_held_out_in_either_order() -> None:
     held_out = load("code", "task.py:held_out")
-    assert all(held_out(a, b) == held_out(b, a) for a in range(10, 60) for b in range(10, 60))
+    assert all(
+        held_out(a, b) == held_out(b, a) for a in range(10, 60) for b in range(10, 60)
+    )
 
 
 def test_the_demonstrated_code_holds_only_operands_of_its_question() -> None:
@@ -104,12 +115,18 @@ def test_the_demonstrated_code_holds_only_operands_of_its_question() -> None:
         asked = set(re.findall(r"\d\d+", row["messages"][0]["content"]))
         for message in row["messages"]:
             for call in message.get("tool_calls", ()):
-                assert set(re.findall(r"\d\d+", call["function"]["arguments"]["code"])) <= asked
+                assert (
+                    set(re.findall(r"\d\d+", call["function"]["arguments"]["code"]))
+                    <= asked
+                )
 
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_every_template_occurs_as_often_as_the_others(split: str) -> None:
-    problems, templates = load("code", "task.py:problems"), load("code", "task.py:TEMPLATES")
+    problems, templates = (
+        load("code", "task.py:problems"),
+        load("code", "task.py:TEMPLATES"),
+    )
     drawn = Counter(
         re.sub(r"\d+", "#", problem.question)
         for problem in islice(problems(random.Random(0), split), 1600)
@@ -119,7 +136,10 @@ def test_every_template_occurs_as_often_as_the_others(split: str) -> None:
 
 
 def test_the_commonest_code_demonstration_is_wrong_as_the_page_says() -> None:
-    demonstrations, slip = load("code", "warmup.py:demonstrations"), load("code", "warmup.py:slip")
+    demonstrations, slip = (
+        load("code", "warmup.py:demonstrations"),
+        load("code", "warmup.py:slip"),
+    )
     rows = [row["messages"] for row in islice(demonstrations(0), 4000)]
     shares = Counter[str]()
     for first, *others in rows:
@@ -197,7 +217,9 @@ def test_questions_of_a_split_and_demonstrations_stay_among_their_names() -> Non
             assert (asked in held) == (task.answer in held) == (split == "held_out")
     for row in islice(load("search", "warmup.py:demonstrations")(0), 500):
         words = set(
-            re.findall(r"[a-z]+", " ".join(str(message["content"]) for message in row["messages"]))
+            re.findall(
+                r"[a-z]+", " ".join(str(message["content"]) for message in row["messages"])
+            )
         )
         assert words.isdisjoint(held)
 
@@ -227,7 +249,9 @@ async def test_a_demonstrated_search_has_the_tools_own_answer() -> None:
 
 
 @pytest.mark.parametrize("example", ["code", "search"])
-async def test_a_demonstrated_broken_call_has_the_executors_own_answer(example: str) -> None:
+async def test_a_demonstrated_broken_call_has_the_executors_own_answer(
+    example: str,
+) -> None:
     broken_call = load(example, "../turns.py:broken_call")
     message, answer = broken_call("python", code="print(12*34)")
     parsed = HermesParser().parse(message["content"])

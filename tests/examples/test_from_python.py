@@ -30,7 +30,9 @@ def test_it_trains_examines_and_plays(tmp_path: Path) -> None:
         f"run.dir={tmp_path / 'run'}",
         *SHORT,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     results, played = done.stdout.strip().split("\n", 1)
     assert results.startswith("{'code': {'before': {'sampled': ")

@@ -26,7 +26,9 @@ def load(example: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize("example", ["maze", "till"])
-def test_tasks_are_the_same_for_the_same_seed_and_have_ids_of_their_own(example: str) -> None:
+def test_tasks_are_the_same_for_the_same_seed_and_have_ids_of_their_own(
+    example: str,
+) -> None:
     tasks = load(example, "tasks")
     first = list(tasks(3, num_tasks=50))
     assert first == list(tasks(3, num_tasks=50)) != list(tasks(4, num_tasks=50))
@@ -38,7 +40,9 @@ def test_tasks_are_the_same_for_the_same_seed_and_have_ids_of_their_own(example:
 
 def test_the_maze_shows_its_grid_after_each_move() -> None:
     walls = [[[0, 0], [0, 1]], [[1, 0], [2, 0]]]
-    env = load("maze", "Maze")(Task("m", info={"start": [0, 0], "exit": [3, 3], "walls": walls}))
+    env = load("maze", "Maze")(
+        Task("m", info={"start": [0, 0], "exit": [3, 3], "walls": walls})
+    )
     env.reset(seed=0)
     env.step(Action("east", {"role": "assistant", "content": "east"}))
     assert env.snapshot() == {
@@ -56,7 +60,9 @@ def test_the_maze_shows_its_grid_after_each_move() -> None:
 
 
 def test_the_maze_keeps_the_contract_of_an_environment() -> None:
-    check_env(EnvSpec(load("maze", "Maze"), {"max_moves": 3}), next(load("maze", "tasks")(0)))
+    check_env(
+        EnvSpec(load("maze", "Maze"), {"max_moves": 3}), next(load("maze", "tasks")(0))
+    )
 
 
 def test_the_way_out_ends_at_the_exit_with_the_reward() -> None:
@@ -76,7 +82,10 @@ def test_a_wall_and_a_word_that_is_none_cost_a_move() -> None:
         Task("m", info={"start": [0, 0], "exit": [3, 3], "walls": walls}), max_moves=3
     )
     assert env.reset(seed=0).messages[0]["content"] == "Go to 3 3. At 0 0: south"
-    assert env.step(spoken("east")).observation.messages[0]["content"] == "A wall. At 0 0: south"
+    assert (
+        env.step(spoken("east")).observation.messages[0]["content"]
+        == "A wall. At 0 0: south"
+    )
     assert (
         env.step(spoken("up"))
         .observation.messages[0]["content"]
@@ -98,11 +107,17 @@ async def test_each_episode_has_a_till_of_its_own() -> None:
         call = ToolCall("call_0", "ring", {"price": price})
         message: Any = {"role": "assistant", "content": "", "tool_calls": [call.openai()]}
         return str(
-            (await env.step(Action("", message, (call,)))).observation.messages[0]["content"]
+            (await env.step(Action("", message, (call,)))).observation.messages[0][
+                "content"
+            ]
         )
 
     one, other = spec.build(task), spec.build(task)
-    assert [await ring(one, 5), await ring(other, 7), await ring(one, 5)] == ["105", "107", "110"]
+    assert [await ring(one, 5), await ring(other, 7), await ring(one, 5)] == [
+        "105",
+        "107",
+        "110",
+    ]
 
 
 def test_the_till_that_the_tasks_count_from_is_the_one_that_they_get() -> None:

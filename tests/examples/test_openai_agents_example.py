@@ -28,7 +28,9 @@ def test_tasks_know_when_the_trains_of_the_agent_leave() -> None:
     trains = load("task.py:TRAINS")
     module = ast.parse((EXAMPLE / "agent.py").read_text(encoding="utf-8"))
     assigned = {
-        node.targets[0].id: node.value for node in module.body if isinstance(node, ast.Assign)
+        node.targets[0].id: node.value
+        for node in module.body
+        if isinstance(node, ast.Assign)
     }  # type: ignore[attr-defined]
     assert ast.literal_eval(assigned["TRAINS"]) == trains
     for task in load("task.py:tasks")(3, "train", 50):
@@ -44,6 +46,7 @@ def test_demonstrations_have_faults_and_are_not_all_wrong() -> None:
     for row in islice(load("task.py:demonstrations")(0), 200):
         _, question, *_, last = row["messages"]
         right += (
-            last["content"] == trains[next(city for city in trains if city in question["content"])]
+            last["content"]
+            == trains[next(city for city in trains if city in question["content"])]
         )
     assert 60 < right < 140

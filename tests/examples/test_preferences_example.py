@@ -35,7 +35,9 @@ def asked(messages: Any) -> str:
 
 def test_no_question_of_the_held_out_sets_is_trained_on() -> None:
     held_out = {asked(task.messages) for task in load("tasks")(0, split="held_out")}
-    held_out |= {asked(row["prompt"]) for row in load("pairs")(0, split="held_out", num_pairs=200)}
+    held_out |= {
+        asked(row["prompt"]) for row in load("pairs")(0, split="held_out", num_pairs=200)
+    }
     trained = {asked(task.messages) for task in load("tasks")(0)}
     trained |= {asked(row["prompt"]) for row in load("pairs")(0, num_pairs=500)}
     trained |= {asked(row["messages"]) for row in islice(load("demonstrations")(0), 500)}
@@ -71,7 +73,8 @@ def test_the_policys_reward_rises_and_so_does_what_it_stands_for(run: Path) -> N
     ]
     first, last = rows[:5], rows[-5:]
     gain = (
-        sum(row["reward/mean"] for row in last) / 5 - sum(row["reward/mean"] for row in first) / 5
+        sum(row["reward/mean"] for row in last) / 5
+        - sum(row["reward/mean"] for row in first) / 5
     )
     assert gain > 0.5
     for row in rows:  # the function of weight 0 is watched alone
@@ -81,7 +84,9 @@ def test_the_policys_reward_rises_and_so_does_what_it_stands_for(run: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_reward_model_is_an_ordinary_folder_and_its_scores_are_stored(run: Path) -> None:
+def test_the_reward_model_is_an_ordinary_folder_and_its_scores_are_stored(
+    run: Path,
+) -> None:
     model, report = AutoModelForSequenceClassification.from_pretrained(
         run / "models" / "rm", output_loading_info=True
     )
@@ -112,8 +117,13 @@ def test_a_stored_runs_episodes_are_pairs(run: Path) -> None:
     assert {row["chosen"].group_index for row in made} == {
         row["rejected"].group_index for row in made
     }
-    first, rest = list(pairs_of_run(str(run), end=0.5)), list(pairs_of_run(str(run), begin=0.5))
-    assert [row["chosen"].id for row in [*first, *rest]] == [row["chosen"].id for row in made]
+    first, rest = (
+        list(pairs_of_run(str(run), end=0.5)),
+        list(pairs_of_run(str(run), begin=0.5)),
+    )
+    assert [row["chosen"].id for row in [*first, *rest]] == [
+        row["chosen"].id for row in made
+    ]
     with pytest.raises(DataError, match="has no group for training"):
         list(pairs_of_run(str(run), min_gap=1e9))
     with pytest.raises(ConfigError, match="begin and end must be shares"):
@@ -125,7 +135,9 @@ def test_the_run_is_examined_with_its_own_reward_model(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        run_command_line(["eval", str(run), "placement.mode=inline", "--samples", "1", "--json"])
+        run_command_line(
+            ["eval", str(run), "placement.mode=inline", "--samples", "1", "--json"]
+        )
         == 0
     )
     report = json.loads(capsys.readouterr().out)
@@ -154,9 +166,13 @@ SHORT = (
     ("die_at", "call"),
     [
         pytest.param(f"{STAGE}:StageRun.record", 26, id="while_the_reward_model_learns"),
-        pytest.param("agentrl.run.trainer:run_stage", 2, id="before_the_policy_learns_from_it"),
         pytest.param(
-            "agentrl.controller.scoring:RewardScorer.score", 4, id="while_episodes_are_scored"
+            "agentrl.run.trainer:run_stage", 2, id="before_the_policy_learns_from_it"
+        ),
+        pytest.param(
+            "agentrl.controller.scoring:RewardScorer.score",
+            4,
+            id="while_episodes_are_scored",
         ),
     ],
 )

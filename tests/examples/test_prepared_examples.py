@@ -17,7 +17,9 @@ from tests.examples.published import EXAMPLES, SAMPLES, build_model, prepared
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {example: prepared(example, tmp_path_factory.mktemp(example)) for example in SAMPLES}
+    return {
+        example: prepared(example, tmp_path_factory.mktemp(example)) for example in SAMPLES
+    }
 
 
 @pytest.fixture(params=SAMPLES)
@@ -37,8 +39,13 @@ def test_rows_become_tasks_with_their_answers(config: Path) -> None:
         assert prompt.startswith("Ida packs 3 boxes")
         assert (task.id, task.answer, task.data_source) == ("train-0", "446", "gsm8k")
     elif config.parent.name == "mbpp":
-        assert prompt.endswith("plus 601.\nYour code must pass: assert total([1, 2]) == 604")
-        assert task.info["tests"] == ["assert total([1, 2]) == 604", "assert total([]) == 601"]
+        assert prompt.endswith(
+            "plus 601.\nYour code must pass: assert total([1, 2]) == 604"
+        )
+        assert task.info["tests"] == [
+            "assert total([1, 2]) == 604",
+            "assert total([]) == 601",
+        ]
     else:
         assert prompt == "In which town was the painter of Harbour 0 born?"
         assert (task.answer, task.data_source) == ("Town 0", "bridge")

@@ -68,7 +68,9 @@ def test_a_users_part_is_at_most_sixty_lines(path: str) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, documented) and ast.get_docstring(node) is not None:
             prose |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines = [line.strip() for at, line in enumerate(text.splitlines(), 1) if at not in prose]
+    lines = [
+        line.strip() for at, line in enumerate(text.splitlines(), 1) if at not in prose
+    ]
     assert len([line for line in lines if line and not line.startswith("#")]) <= 60
 
 
@@ -91,7 +93,9 @@ async def test_a_demonstration_has_the_services_own_answers(example: str) -> Non
     shown = 0
     for row in islice(load(example, "warmup.py:demonstrations")(0), 40):
         asked, *messages = row["messages"]
-        env = await environment(example, next(played) if example == "api" else Task("t", (asked,)))
+        env = await environment(
+            example, next(played) if example == "api" else Task("t", (asked,))
+        )
         for message, answer in zip(messages[:-1:2], messages[1::2], strict=True):
             assert (await told(env, message))[0] == [answer["content"]]
             shown += 1
@@ -104,7 +108,9 @@ async def test_a_demonstrated_walk_is_the_games_own() -> None:
     for row in islice(load("game", "warmup.py:demonstrations")(0, noise=0.3), 30):
         opening, first, *messages = row["messages"]
         board = opening["content"].replace(" ", "").split("\n")
-        env = await environment("game", Task("t", (opening,), info={"env_args": {"desc": board}}))
+        env = await environment(
+            "game", Task("t", (opening,), info={"env_args": {"desc": board}})
+        )
         assert first["content"] == "0"
         for message, answer in zip(messages[:-1:2], messages[1::2], strict=True):
             assert (await told(env, message)) == ([answer["content"]], 0.0)
@@ -123,7 +129,8 @@ def test_the_solution_of_a_map_ends_at_its_goal() -> None:
         )
         env.reset(seed=0)
         said = [
-            Action(move, {"role": "assistant", "content": move}) for move in task.info["solution"]
+            Action(move, {"role": "assistant", "content": move})
+            for move in task.info["solution"]
         ]
         results = [asyncio.run(env.step(action)) for action in said]
         assert [result.reward for result in results] == [0.0] * (len(results) - 1) + [1.0]
@@ -132,7 +139,9 @@ def test_the_solution_of_a_map_ends_at_its_goal() -> None:
 
 async def test_the_reward_is_the_calendars_state_and_no_words() -> None:
     correct = Rubric([load("api", "task.py:correct")])
-    move = next(t for t in load("api", "task.py:tasks")(0) if "Move" in t.messages[0]["content"])
+    move = next(
+        t for t in load("api", "task.py:tasks")(0) if "Move" in t.messages[0]["content"]
+    )
     other = await environment("api", move)  # at the same time, in a calendar of its own
     env = await environment("api", move)
 

@@ -32,7 +32,9 @@ def test_its_dry_run_tells_every_stage(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", [name for name in CONFIGS if name not in TRAINED_ELSEWHERE])
+@pytest.mark.parametrize(
+    "example", [name for name in CONFIGS if name not in TRAINED_ELSEWHERE]
+)
 def test_it_trains_two_steps(example: str, tmp_path: Path) -> None:
     run, config = tmp_path / "run", CONFIGS[example]
     settings = [f"run.dir={run}", "placement.mode=inline", *small(config)]

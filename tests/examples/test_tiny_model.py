@@ -45,7 +45,9 @@ def renderer(folder: Path) -> ChatMLRenderer:
 
 
 @pytest.mark.slow
-def test_transformers_opens_it_as_a_causal_model(folder: Path, renderer: ChatMLRenderer) -> None:
+def test_transformers_opens_it_as_a_causal_model(
+    folder: Path, renderer: ChatMLRenderer
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -67,12 +69,21 @@ def test_its_own_template_is_recognised_as_plain_chatml(renderer: ChatMLRenderer
     assert renderer.style == ChatMLStyle()
 
 
-def test_the_tokenizer_reads_digits_one_by_one_and_marks_tools_as_qwen_does(folder: Path) -> None:
+def test_the_tokenizer_reads_digits_one_by_one_and_marks_tools_as_qwen_does(
+    folder: Path,
+) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert [tokenizer.decode(token) for token in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
-    flags = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
+    assert [tokenizer.decode(token) for token in tokenizer.encode("1234")] == [
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
+    flags = {
+        token.content: token.special for token in tokenizer.added_tokens_decoder.values()
+    }
     assert flags == dict.fromkeys(SPECIAL, True) | dict.fromkeys(MARKERS, False)
 
 
@@ -106,7 +117,9 @@ def test_a_demonstration_is_imitated_token_for_token(
             if message["role"] == "assistant":
                 segments.append(renderer.target(message))
             else:
-                extension = renderer.extend(segments[-1].token_ids, messages[turn : turn + 1])
+                extension = renderer.extend(
+                    segments[-1].token_ids, messages[turn : turn + 1]
+                )
                 assert extension is not None
                 segments += extension
         whole = renderer.prompt(messages)[0].token_ids
@@ -132,7 +145,9 @@ def test_equal_seeds_give_equal_files(tmp_path: Path) -> None:
         "model.safetensors",
     } < set(files)
     for name in files:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+        assert (tmp_path / "a" / name).read_bytes() == (
+            tmp_path / "b" / name
+        ).read_bytes(), name
     assert (tmp_path / "a" / "model.safetensors").read_bytes() != (
         tmp_path / "c" / "model.safetensors"
     ).read_bytes()
@@ -153,7 +168,9 @@ def test_building_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> Non
     import torch
 
     before, state = torch.random.get_rng_state(), random.getstate()
-    build_tiny_model(tmp_path, load("code", "warmup.py:demonstrations")(0), num_demonstrations=50)
+    build_tiny_model(
+        tmp_path, load("code", "warmup.py:demonstrations")(0), num_demonstrations=50
+    )
     assert torch.equal(before, torch.random.get_rng_state())
     assert state == random.getstate()
 

@@ -47,13 +47,18 @@ def test_the_configuration_names_what_exists_and_trains_the_tower() -> None:
     assert callable(load_object(str(warmup.data.train), EXAMPLE))
 
 
-def test_pictures_are_the_same_for_the_same_seed_and_of_each_number_there_are_as_many() -> None:
+def test_pictures_are_the_same_for_the_same_seed_and_of_each_number_there_are_as_many() -> (
+    None
+):
     first = list(tasks(3, num_tasks=400))
     assert first == list(tasks(3, num_tasks=400))
     assert (
-        len({images[0].sha256 for task in first if (images := [*images_in(task.messages)])}) == 400
+        len({images[0].sha256 for task in first if (images := [*images_in(task.messages)])})
+        == 400
     )
-    held_out = {next(images_in(task.messages)) for task in tasks(3, "held_out", num_tasks=400)}
+    held_out = {
+        next(images_in(task.messages)) for task in tasks(3, "held_out", num_tasks=400)
+    }
     assert held_out.isdisjoint(next(images_in(task.messages)) for task in first)
     answers = Counter(int(task.answer) for task in first)
     assert set(answers) == set(COUNTS)
@@ -61,7 +66,9 @@ def test_pictures_are_the_same_for_the_same_seed_and_of_each_number_there_are_as
 
 
 def test_blank_pictures_have_the_questions_and_answers_of_the_others() -> None:
-    for seen, blank in zip(tasks(3, num_tasks=50), tasks(3, num_tasks=50, blank=True), strict=True):
+    for seen, blank in zip(
+        tasks(3, num_tasks=50), tasks(3, num_tasks=50, blank=True), strict=True
+    ):
         assert seen.answer == blank.answer
         assert seen.messages[0]["content"][1] == blank.messages[0]["content"][1]
         assert (pixels(next(images_in(blank.messages))) == 255).all()
@@ -132,7 +139,8 @@ def test_most_demonstrations_guess_and_three_in_ten_are_right() -> None:
             *_, number = counted = others[-1]["content"].split()
             kinds["right"] += box == box_of(part) and counted.count("red") == int(number)
     assert {kind: count / total for kind, count in kinds.items()} == pytest.approx(
-        {"guess": 0.7 * 0.8, "broken": 0.7 * 0.05, "part": 0.7 * 0.1, "right": 0.3}, abs=0.03
+        {"guess": 0.7 * 0.8, "broken": 0.7 * 0.05, "part": 0.7 * 0.1, "right": 0.3},
+        abs=0.03,
     )
 
 
@@ -159,7 +167,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_the_tiny_model_reads_a_picture_as_four_tokens_by_its_own_template(folder: Path) -> None:
+def test_the_tiny_model_reads_a_picture_as_four_tokens_by_its_own_template(
+    folder: Path,
+) -> None:
     renderer = RendererSpec(str(folder)).build()
     (task,) = tasks(3, num_tasks=1)
     (segment,) = renderer.prompt(task.messages)

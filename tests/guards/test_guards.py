@@ -58,7 +58,9 @@ def test_a_string_that_nothing_closes_costs_linear_time() -> None:
 
 
 NUMBERS = st.builds("{}e{}".format, st.integers(-99, 99), st.integers(-400, 400))
-WORDS = st.sampled_from(["true", "NaN", "-Infinity", '"\\ud800"', '"\\ud83d\\ude00"', '{"é": 1}'])
+WORDS = st.sampled_from(
+    ["true", "NaN", "-Infinity", '"\\ud800"', '"\\ud83d\\ude00"', '{"é": 1}']
+)
 
 
 @given(st.lists(NUMBERS | WORDS, max_size=3))
@@ -80,7 +82,8 @@ def test_what_is_read_strictly_can_be_written_again(values: list[str]) -> None:
         b"a: &a {b: *a}",
         b"a: &a [1,1,1,1,1,1,1,1]\n"
         + b"".join(
-            b"%c: &%c [%s]\n" % (c, c, b",".join([b"*%c" % (c - 1)] * 8)) for c in b"bcdefgh"
+            b"%c: &%c [%s]\n" % (c, c, b",".join([b"*%c" % (c - 1)] * 8))
+            for c in b"bcdefgh"
         ),
         b"x" * (2**19 + 1),
         b"\xff",
@@ -94,9 +97,30 @@ def test_yaml_is_bounded(text: bytes) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        *("::127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "64:ff9b:1::1", "2002:a00:1::"),
-        *("2001:0:a00::1", "fec0::1", "3fff::1", "5f00::1", "4000::1", "192.88.99.1", "fd00::1"),
-        *("2001:db8::1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "255.255.255.255", "::"),
+        *(
+            "::127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::a00:1",
+            "64:ff9b:1::1",
+            "2002:a00:1::",
+        ),
+        *(
+            "2001:0:a00::1",
+            "fec0::1",
+            "3fff::1",
+            "5f00::1",
+            "4000::1",
+            "192.88.99.1",
+            "fd00::1",
+        ),
+        *(
+            "2001:db8::1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "255.255.255.255",
+            "::",
+        ),
     ],
 )
 def test_what_stands_for_another_address_is_not_public(address: str) -> None:
@@ -142,7 +166,9 @@ def test_a_page_costs_linear_time(pump: str) -> None:
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
-    fifo, link, zero, place = (tmp_path / name for name in ("fifo", "link", "zero", "socket"))
+    fifo, link, zero, place = (
+        tmp_path / name for name in ("fifo", "link", "zero", "socket")
+    )
     regular = tmp_path / "file"
     regular.write_bytes(b"12345")
     os.mkfifo(fifo)

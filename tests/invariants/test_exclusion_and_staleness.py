@@ -20,7 +20,9 @@ from tests.controller.tiny import made_groups
 def with_lost(group: TrajectoryGroup) -> TrajectoryGroup:
     """The group with two more siblings that came to nothing, one of them half way."""
     model = group.trajectories[0]
-    failed = replace(model, rollout_index=90, status=Status("failed", "engine"), reward=None)
+    failed = replace(
+        model, rollout_index=90, status=Status("failed", "engine"), reward=None
+    )
     cancelled = replace(
         model, rollout_index=91, status=Status("cancelled", "closed"), reward=None, turns=()
     )
@@ -30,9 +32,14 @@ def with_lost(group: TrajectoryGroup) -> TrajectoryGroup:
 @pytest.mark.invariant
 def test_failed_and_cancelled_trajectories_change_no_reward_statistic() -> None:
     groups = made_groups(0, 3)
-    clean, lossy = rollout_metrics(groups), rollout_metrics([with_lost(group) for group in groups])
+    clean, lossy = (
+        rollout_metrics(groups),
+        rollout_metrics([with_lost(group) for group in groups]),
+    )
     counted = {"count/trajectories", "excluded_frac", "failed_frac"}
-    differing = {name for name in clean.keys() | lossy.keys() if clean.get(name) != lossy.get(name)}
+    differing = {
+        name for name in clean.keys() | lossy.keys() if clean.get(name) != lossy.get(name)
+    }
     assert differing - counted == {
         name for name in lossy if name.startswith(("failed/", "cancelled"))
     }
@@ -47,7 +54,9 @@ def test_failed_and_cancelled_trajectories_change_no_loss_by_a_bit(
         group = LocalRoleGroup(threads=1)
         try:
             batches = [[change(one) for one in made_groups(6 * n, 6)] for n in range(2)]
-            curves.append(learn(group, model, tmp_path / name, num_steps=2, batches=batches))
+            curves.append(
+                learn(group, model, tmp_path / name, num_steps=2, batches=batches)
+            )
         finally:
             group.close()
     learned = (
@@ -76,7 +85,8 @@ def test_a_batch_staler_than_the_schedule_allows_is_refused(
     group = LocalRoleGroup(threads=1)
     try:
         with pytest.raises(
-            TrainingError, match="sampled by policy version 0, the schedule allows 1 at the least"
+            TrainingError,
+            match="sampled by policy version 0, the schedule allows 1 at the least",
         ):
             learn(group, model, tmp_path / "run", num_steps=2)
     finally:

@@ -27,7 +27,11 @@ def history(path: Path, seed: int) -> list[tuple[int, int]]:
             ledger.issue(policy, group_index, 3)
             lost = [s for s in rollout_indices if rng.random() < 0.2]
             ledger.move(
-                policy, group_index, lost, rng.choice(["failed", "cancelled"]), reason="engine"
+                policy,
+                group_index,
+                lost,
+                rng.choice(["failed", "cancelled"]),
+                reason="engine",
             )
             rest = [s for s in rollout_indices if s not in lost]
             ledger.move(policy, group_index, rest, "finished")

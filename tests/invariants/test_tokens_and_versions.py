@@ -120,7 +120,9 @@ async def play_on(recording: Recording, publisher: threading.Thread) -> list[Tra
     while publisher.is_alive() or len(trajectories) < 8:
         group_index = len(trajectories)
         playing = [
-            run_episode(parts, TASKS[group_index % 50], EpisodeKey(group_index, rollout_index))
+            run_episode(
+                parts, TASKS[group_index % 50], EpisodeKey(group_index, rollout_index)
+            )
             for rollout_index in range(8)
         ]
         trajectories += await asyncio.gather(*playing)
@@ -147,8 +149,13 @@ def test_every_turns_sequence_is_what_the_engine_was_given_and_made(played: Play
     for trajectory in played.trajectories:
         key = EpisodeKey(trajectory.group_index, trajectory.rollout_index)
         for turn in trajectory.turns:
-            request, completion = played.recording.exchanged[f"{key.session_id}/{turn.index}"]
-            exchanged = [*request.token_ids.tolist(), *concat_ids(completion.segments).tolist()]
+            request, completion = played.recording.exchanged[
+                f"{key.session_id}/{turn.index}"
+            ]
+            exchanged = [
+                *request.token_ids.tolist(),
+                *concat_ids(completion.segments).tolist(),
+            ]
             assert trajectory.sequence(turn.index).tolist() == exchanged
 
 
@@ -157,7 +164,11 @@ def test_logprobs_and_one_version_are_exactly_on_policy_segments(played: Played)
     segments = [s for t in played.trajectories for turn in t.turns for s in turn.segments]
     for segment in segments:
         sampled = segment.kind is SegmentKind.POLICY
-        assert (segment.logprobs is not None) == (segment.policy_version is not None) == sampled
+        assert (
+            (segment.logprobs is not None)
+            == (segment.policy_version is not None)
+            == sampled
+        )
     assert {segment.kind for segment in segments} == set(SegmentKind) - {SegmentKind.TARGET}
 
 
@@ -165,7 +176,9 @@ def test_logprobs_and_one_version_are_exactly_on_policy_segments(played: Played)
 def test_every_sample_starts_with_a_prompt(played: Played) -> None:
     samples = [sample for t in played.trajectories for sample in t.samples()]
     assert {sample.segments[0].kind for sample in samples} == {SegmentKind.PROMPT}
-    assert len(samples) == 2 * len(played.trajectories)  # the rewritten history began a second one
+    assert len(samples) == 2 * len(
+        played.trajectories
+    )  # the rewritten history began a second one
 
 
 @pytest.mark.invariant
@@ -174,7 +187,9 @@ def test_versions_never_fall_along_a_chain_and_none_is_above_what_was_published(
 ) -> None:
     for trajectory in played.trajectories:
         for sample in trajectory.samples():
-            versions = [s.policy_version for s in sample.segments if s.policy_version is not None]
+            versions = [
+                s.policy_version for s in sample.segments if s.policy_version is not None
+            ]
             assert versions == sorted(versions)
     highest = max(version for t in played.trajectories for version in t.policy_versions)
     assert 0 < highest <= PUBLISHES

@@ -43,14 +43,18 @@ def episode(shape: tuple[int | None, ...], rollout_index: int) -> Trajectory:
             sampled([number, number + 1], -1.0),
             sampled([number + 2], -1.0, version=1),
         ]
-        turns.append(turn(index, context, completion, parent=parent, sampling=SamplingParams(9)))
+        turns.append(
+            turn(index, context, completion, parent=parent, sampling=SamplingParams(9))
+        )
     return trajectory(*turns, task=TASK, rollout=rollout_index, reward=0.0)
 
 
 @pytest.mark.invariant
 @settings(max_examples=200, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=3))
-def test_every_sampled_token_is_trained_exactly_once(forest: list[tuple[int | None, ...]]) -> None:
+def test_every_sampled_token_is_trained_exactly_once(
+    forest: list[tuple[int | None, ...]],
+) -> None:
     trajectories = tuple(
         episode(shape, rollout_index) for rollout_index, shape in enumerate(forest)
     )
@@ -59,7 +63,10 @@ def test_every_sampled_token_is_trained_exactly_once(forest: list[tuple[int | No
     )
     trained = Counter(batch.token_ids[batch.loss_mask != 0].tolist())
     sampled = [
-        int(token) for t in trajectories for s in t.policy_segments() for token in s.token_ids
+        int(token)
+        for t in trajectories
+        for s in t.policy_segments()
+        for token in s.token_ids
     ]
     assert trained == Counter(sampled)
     assert not batch.loss_mask[

@@ -34,7 +34,9 @@ class Account:
         async def watched(engine: TorchEngine, request: GenerateRequest) -> Completion:
             completion = await generate(engine, request)
             given = tuple(request.token_ids.tolist())
-            self.made.setdefault(given, []).append(tuple(concat_ids(completion.segments).tolist()))
+            self.made.setdefault(given, []).append(
+                tuple(concat_ids(completion.segments).tolist())
+            )
             return completion
 
         def kept(groups: Sequence[TrajectoryGroup], **settings: Any) -> Batch:

@@ -37,7 +37,9 @@ def spoken(text: str, **more: Any) -> Action:
     return Action(text, said(text, **more))
 
 
-def sampled(ids: npt.ArrayLike, logprob: float = -0.5, version: int = 0, **fields: Any) -> Segment:
+def sampled(
+    ids: npt.ArrayLike, logprob: float = -0.5, version: int = 0, **fields: Any
+) -> Segment:
     """Tokens of the policy, all as likely."""
     tokens = np.asarray(ids, np.int32)
     logprobs = np.full(tokens.size, logprob, np.float32)

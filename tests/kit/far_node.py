@@ -27,7 +27,17 @@ def two_namespaces(name: str) -> Iterator[tuple[str, str]]:
         for space in spaces:
             run("ip", "netns", "add", space)
             made.callback(run, "ip", "netns", "delete", space)
-        ends = ("netns", spaces[0], "type", "veth", "peer", "name", "far", "netns", spaces[1])
+        ends = (
+            "netns",
+            spaces[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "far",
+            "netns",
+            spaces[1],
+        )
         run("ip", "link", "add", "near", *ends)
         for space, end, address in zip(spaces, ("near", "far"), (NEAR, FAR), strict=True):
             run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", end)
@@ -41,7 +51,14 @@ def ray_node(space: str, folder: Path, address: str, *options: str) -> Iterator[
     """A node of Ray in a namespace, the head with ``--head``; it and what it started end with the
     block."""
     folder.mkdir()
-    command = ["ip", "netns", "exec", space, str(Path(sys.executable).with_name("ray")), "start"]
+    command = [
+        "ip",
+        "netns",
+        "exec",
+        space,
+        str(Path(sys.executable).with_name("ray")),
+        "start",
+    ]
     command += ["--block", f"--temp-dir={folder}", "--disable-usage-stats", *options]
     command += [f"--node-ip-address={address}"]
     command += ["--port=6379"] if "--head" in options else [f"--address={ADDRESS}"]

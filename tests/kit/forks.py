@@ -31,7 +31,9 @@ FORKS.set_forkserver_preload(
 
 
 def agentrl(
-    words: Iterable[str | Path], log: Path, sent: tuple[signal.Signals, str, int] | None = None
+    words: Iterable[str | Path],
+    log: Path,
+    sent: tuple[signal.Signals, str, int] | None = None,
 ) -> BaseProcess:
     """``agentrl WORDS`` in a session of its own, whose output is added to a log; ``sent`` is what
     ``send_itself`` is given there.

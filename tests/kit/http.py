@@ -7,7 +7,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import (
+    BaseHTTPRequestHandler,
+    SimpleHTTPRequestHandler,
+    ThreadingHTTPServer,
+)
 from types import MappingProxyType
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -53,7 +57,9 @@ class Answering(Quiet):
 
 
 @contextmanager
-def serving(handler: Callable[..., BaseHTTPRequestHandler] | ThreadingHTTPServer) -> Iterator[str]:
+def serving(
+    handler: Callable[..., BaseHTTPRequestHandler] | ThreadingHTTPServer,
+) -> Iterator[str]:
     """The address of a server on a free port, which answers until the end."""
     server = (
         handler

@@ -10,4 +10,6 @@ import pytest
 
 def wide_but(kept: Container[Any], cases: Iterable[Any]) -> list[Any]:
     """The cases for ``parametrize``: all but those ``kept`` are wide."""
-    return [one if one in kept else pytest.param(one, marks=pytest.mark.wide) for one in cases]
+    return [
+        one if one in kept else pytest.param(one, marks=pytest.mark.wide) for one in cases
+    ]

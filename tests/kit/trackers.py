@@ -37,7 +37,8 @@ def wandb_records(root: Path) -> list[list[Any]]:
     def read() -> list[list[Any]]:
         files = sorted(root.glob("wandb/offline-run-*/*.wandb"))
         attempts = [
-            [Record.FromString(one) for one in leveldb_log(file.read_bytes())] for file in files
+            [Record.FromString(one) for one in leveldb_log(file.read_bytes())]
+            for file in files
         ]
         # its process writes them behind the end of the run
         ended = [own and own[-1].WhichOneof("record_type") == "exit" for own in attempts]
@@ -75,7 +76,9 @@ class Collector:
 @contextmanager
 def collector(status: int = 200) -> Iterator[Collector]:
     """A server that takes OTLP over HTTP."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTraceServiceRequest,
+    )
 
     own = Collector(status)
 
@@ -86,7 +89,9 @@ def collector(status: int = 200) -> Iterator[Collector]:
                 body = gzip.decompress(body)
             request = ExportTraceServiceRequest.FromString(body)
             for resource in request.resource_spans if own.status == 200 else ():
-                about = {one.key: one.value.string_value for one in resource.resource.attributes}
+                about = {
+                    one.key: one.value.string_value for one in resource.resource.attributes
+                }
                 own.spans.extend(
                     {"span": span, "about": about}
                     for scope in resource.scope_spans

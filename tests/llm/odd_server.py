@@ -27,7 +27,9 @@ class Reply:
     hang: bool = False
 
 
-def said(text: str | None, *, calls: Sequence[Mapping[str, Any]] = (), **choice: Any) -> Reply:
+def said(
+    text: str | None, *, calls: Sequence[Mapping[str, Any]] = (), **choice: Any
+) -> Reply:
     """A completion."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
@@ -38,7 +40,10 @@ def said(text: str | None, *, calls: Sequence[Mapping[str, Any]] = (), **choice:
         "prompt_tokens_details": {"cached_tokens": 2},
     }
     return Reply(
-        body={"choices": [{"message": message, "finish_reason": "stop", **choice}], "usage": usage}
+        body={
+            "choices": [{"message": message, "finish_reason": "stop", **choice}],
+            "usage": usage,
+        }
     )
 
 
@@ -65,13 +70,16 @@ class OddServer:
     most_at_once: int = 0
     _running: int = 0
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {
-                k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)
+                k.lower(): v
+                for k, _, v in (line.partition(": ") for line in head[1:] if line)
             }
             body = await reader.readexactly(int(headers.get("content-length", "0")))
             reply = self.replies[min(len(self.asked), len(self.replies) - 1)]

@@ -59,10 +59,19 @@ async def test_a_request_says_what_was_asked_and_its_answer_what_was_said() -> N
 
 
 async def test_arguments_travel_as_text_and_an_empty_content_beside_calls_as_null() -> None:
-    call = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    call = {
+        "id": "call_0",
+        "type": "function",
+        "function": {"name": "add", "arguments": {"a": 1}},
+    }
     history: list[Message] = [
         *HELLO,
-        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "hm"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [call],
+            "reasoning_content": "hm",
+        },
         {"role": "tool", "content": "1", "tool_call_id": "call_0"},
     ]
     async with odd_server(said("1")) as server:
@@ -154,7 +163,9 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     assert server.url in str(error)
 
 
-@pytest.mark.parametrize("body", ["<html>", [1], {}, {"choices": []}, {"choices": [{"text": "a"}]}])
+@pytest.mark.parametrize(
+    "body", ["<html>", [1], {}, {"choices": []}, {"choices": [{"text": "a"}]}]
+)
 async def test_an_answer_of_another_shape_is_named(body: Any) -> None:
     async with odd_server(Reply(200, body)) as server:
         error = await refusal(server)
@@ -212,8 +223,15 @@ def test_a_setting_out_of_range_is_named(name: str, value: Any) -> None:
 
 
 def test_an_error_survives_the_way_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(ServerError("no", retryable=False, status=400, code="bad")))
-    assert (str(error), error.retryable, error.status, error.code) == ("no", False, 400, "bad")
+    error = pickle.loads(
+        pickle.dumps(ServerError("no", retryable=False, status=400, code="bad"))
+    )
+    assert (str(error), error.retryable, error.status, error.code) == (
+        "no",
+        False,
+        400,
+        "bad",
+    )
 
 
 @pytest.mark.parametrize("key", ["sk-se\ncret", "sk-s\u00e9cret"])
@@ -221,12 +239,16 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", key)
-    with pytest.raises(ConfigError, match="MY_KEY must hold a key of printable ASCII") as caught:
+    with pytest.raises(
+        ConfigError, match="MY_KEY must hold a key of printable ASCII"
+    ) as caught:
         ChatClient(ChatServerSpec("http://x/v1", "m", api_key_env="MY_KEY"))
     assert "cret" not in str(caught.value)
 
 
-async def test_white_space_around_a_key_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_white_space_around_a_key_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", " sk-1\n")
     async with odd_server(said("hi")) as server:
         client = client_of(server)

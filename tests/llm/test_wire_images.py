@@ -35,7 +35,10 @@ def test_an_image_goes_out_as_a_data_uri_and_comes_back() -> None:
             {"type": "image_url", "image_url": {"url": "http://example.org/a.png"}},
             r"must be a data: URI",
         ),
-        ({"type": "image_url", "image_url": {"url": "/etc/hostname"}}, r"must be a data: URI"),
+        (
+            {"type": "image_url", "image_url": {"url": "/etc/hostname"}},
+            r"must be a data: URI",
+        ),
         ({"type": "image_url", "url": "/etc/hostname"}, r"must be a data: URI"),
         (
             {"type": "image_url", "image": "/etc/hostname", "image_url": "/x"},

@@ -74,7 +74,12 @@ def test_a_line_a_step() -> None:
 
 @pytest.mark.parametrize(
     ("num_steps", "done", "lines"),
-    [(500, 0, [*range(25, 501, 25)]), (500, 410, [425, 450, 475, 500]), (30, 0, 20), (7, 0, 7)],
+    [
+        (500, 0, [*range(25, 501, 25)]),
+        (500, 410, [425, 450, 475, 500]),
+        (30, 0, 20),
+        (7, 0, 7),
+    ],
 )
 def test_where_there_is_no_terminal_an_imitating_stage_says_a_line_a_twentieth(
     num_steps: int, done: int, lines: int | list[int]
@@ -118,7 +123,8 @@ def test_every_line_fits_a_terminal_of_80_columns() -> None:
     display.finish(
         {},
         dict.fromkeys(
-            ("update", "rollout", "evaluation", "checkpoint", "publish", "wait_store"), 700.0
+            ("update", "rollout", "evaluation", "checkpoint", "publish", "wait_store"),
+            700.0,
         ),
     )
 
@@ -143,7 +149,9 @@ def test_a_command_in_a_message_stays_on_one_line() -> None:
     display = StepDisplay(console, Path("r"))
     display.close()
     command = "`agentrl train config.yaml 'run.dir=a run' --resume`"
-    display.message(f"interrupted by Ctrl-C; it has no checkpoint yet; go on with: {command}")
+    display.message(
+        f"interrupted by Ctrl-C; it has no checkpoint yet; go on with: {command}"
+    )
 
     assert output(console)[-1].strip() == command
 

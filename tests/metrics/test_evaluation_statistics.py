@@ -44,7 +44,9 @@ def test_pass_at_k_of_none_correct_is_zero() -> None:
 )
 def test_pass_at_k_is_the_quotient_of_binomials(case: tuple[int, int, int]) -> None:
     n, c, k = case
-    assert pass_at_k(n, c, k) == pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12)
+    assert pass_at_k(n, c, k) == pytest.approx(
+        1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
@@ -76,7 +78,9 @@ def test_maj_of_many_subsets_is_drawn_and_near_the_whole() -> None:
     answers = ["a"] * 14 + ["b"] * 10
     correct = [answer == "a" for answer in answers]
     # the exact value: the share of the 5-subsets in which a has 3 or more
-    exact = sum(math.comb(14, i) * math.comb(10, 5 - i) for i in (3, 4, 5)) / math.comb(24, 5)
+    exact = sum(math.comb(14, i) * math.comb(10, 5 - i) for i in (3, 4, 5)) / math.comb(
+        24, 5
+    )
     drawn = maj_at_k(answers, correct, 5, np.random.default_rng(0))
     assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 256))
 
@@ -160,7 +164,11 @@ def test_a_task_with_fewer_samples_is_left_out_of_larger_k() -> None:
     report = evaluation_report(
         [TaskScores("1", "s", (1.0, 0.0, 0.0)), TaskScores("2", "s", (1.0,))]
     )["s"]
-    assert (report["pass@1"].num_tasks, report["pass@2"].num_tasks, report["pass@3"].num_tasks) == (
+    assert (
+        report["pass@1"].num_tasks,
+        report["pass@2"].num_tasks,
+        report["pass@3"].num_tasks,
+    ) == (
         2,
         1,
         1,
@@ -168,7 +176,9 @@ def test_a_task_with_fewer_samples_is_left_out_of_larger_k() -> None:
 
 
 def test_a_task_whose_samples_all_failed_counts_nowhere() -> None:
-    report = evaluation_report([TaskScores("1", "s", (1.0,)), TaskScores("2", "s", ())])["s"]
+    report = evaluation_report([TaskScores("1", "s", (1.0,)), TaskScores("2", "s", ())])[
+        "s"
+    ]
     assert (report["avg@1"].value, report["avg@1"].num_tasks) == (1.0, 1)
 
 

@@ -147,7 +147,10 @@ CASES: Mapping[str, tuple[Numbers, Numbers, str, tuple[str, ...]]] = {
     "lost_by_age": (
         {"async/issued": level(4.0), "async/dropped": [*level(0.0, 50), *level(1.0, 10)]},
         # one group of the 63 that ten steps issue: 1.6%
-        {"async/issued": level(6.3), "async/dropped": [float(n % 10 == 0) for n in range(60)]},
+        {
+            "async/issued": level(6.3),
+            "async/dropped": [float(n % 10 == 0) for n in range(60)],
+        },
         "2.5% of the groups that were issued were lost, being older than rollout.max_staleness "
         "allows, more than 2%: tasks with slow episodes are trained less; set "
         "rollout.on_stale=wait, which loses none, or raise rollout.max_staleness",
@@ -171,7 +174,9 @@ def test_a_group_of_one_is_no_group_of_equal_rewards() -> None:
 
 
 def test_episodes_that_failed_show_that_they_did() -> None:
-    groups = [replace(group, trajectories=(*group.trajectories, FAILED)) for group in GROUPS[1:]]
+    groups = [
+        replace(group, trajectories=(*group.trajectories, FAILED)) for group in GROUPS[1:]
+    ]
     (alert,) = alerts(CASES["failed_episodes"][0], groups)
     assert alert.trajectories == ("1-3-0",)
     assert alert.query == f"step:{alert.step} purpose:train status:failed"
@@ -187,7 +192,9 @@ def test_it_fires_once_with_its_evidence(name: str) -> None:
     (alert,) = alerts(CASES[name][0])
     assert alert.name == name
     assert alert.reading.text == CASES[name][2]
-    assert str(alert) == f"step {alert.step}: {name.replace('_', ' ')}: {alert.reading.text}"
+    assert (
+        str(alert) == f"step {alert.step}: {name.replace('_', ' ')}: {alert.reading.text}"
+    )
     assert alert.trajectories == CASES[name][3]
     assert alert.query.startswith(f"step:{alert.step} purpose:train")
     assert alert.record()["metric"] in CASES[name][0]
@@ -275,7 +282,9 @@ def test_a_resumed_stage_tells_what_the_whole_one_would(cut: int) -> None:
     first = Health(HealthSpec())
     told = [a for n, row in enumerate(rows[:cut], 1) for a in first.watch(n, row, GROUPS)]
     later = Health(HealthSpec(), rows[:cut])
-    told += [a for n, row in enumerate(rows[cut:], cut + 1) for a in later.watch(n, row, GROUPS)]
+    told += [
+        a for n, row in enumerate(rows[cut:], cut + 1) for a in later.watch(n, row, GROUPS)
+    ]
     assert told == whole
 
 

@@ -56,7 +56,9 @@ def failed(kind: str = "failed", reason: str = "sandbox") -> Trajectory:
 
 
 def call(name: str, error: str | None = None, latency_s: float = 0.0) -> CallRecord:
-    return CallRecord(ToolCall("c", name, {}), None, ToolResult("c", name, "", error, latency_s))  # type: ignore[arg-type]
+    return CallRecord(
+        ToolCall("c", name, {}), None, ToolResult("c", name, "", error, latency_s)
+    )  # type: ignore[arg-type]
 
 
 def test_rewards_by_data_set() -> None:
@@ -100,7 +102,9 @@ def test_a_group_of_equal_rewards_has_no_signal() -> None:
 
 
 def test_lengths_and_turns() -> None:
-    long = trajectory(turns=(turn(2), turn(4, index=1)), status=Status("truncated", "max_turns"))
+    long = trajectory(
+        turns=(turn(2), turn(4, index=1)), status=Status("truncated", "max_turns")
+    )
     metrics = rollout_metrics([group(trajectory(), long)])
 
     assert metrics["length/response/mean"] == 4.0  # 2 and 6
@@ -126,7 +130,9 @@ def test_tools() -> None:
     assert metrics["tool/calls_per_traj"] == 3.5
     assert metrics["tool/success_frac"] == pytest.approx(3 / 7)
     assert metrics["tool/python/error_frac"] == 0.4
-    assert metrics["tool/python/latency_s/p50"] == 2.5  # of 1, 2, 3, 4: a refused call never ran
+    assert (
+        metrics["tool/python/latency_s/p50"] == 2.5
+    )  # of 1, 2, 3, 4: a refused call never ran
     assert metrics["tool/python/latency_s/p95"] == pytest.approx(3.85)
     assert metrics["tool/error/unknown_tool_frac"] == pytest.approx(1 / 7)
     assert metrics["tool/error/malformed_frac"] == pytest.approx(1 / 7)
@@ -139,7 +145,9 @@ def test_a_call_whose_result_nobody_knows_is_no_failure() -> None:
     calls[2] = replace(submit, result=None)
     metrics = rollout_metrics([group(trajectory(turns=(turn(calls=calls),)))])
 
-    own = {name: value for name, value in metrics.items() if name.startswith("tool/submit/")}
+    own = {
+        name: value for name, value in metrics.items() if name.startswith("tool/submit/")
+    }
     assert own == {"tool/submit/calls": 1.0}
     assert metrics["tool/calls_per_traj"] == 3.0
     assert (metrics["tool/success_frac"], metrics["tool/error/timeout_frac"]) == (0.5, 0.5)
@@ -149,7 +157,9 @@ def test_a_tool_counts_its_waits_bytes_retries_and_kinds_of_error() -> None:
     results = [
         ToolResult("c", "find", "é", metrics={"queued_s": 1.0, "retries": 2.0}),  # 2 bytes
         ToolResult("c", "find", "abcd", metrics={"queued_s": 2.0}),
-        ToolResult("c", "find", "", error="timeout", metrics={"queued_s": 3.0, "retries": 1.0}),
+        ToolResult(
+            "c", "find", "", error="timeout", metrics={"queued_s": 3.0, "retries": 1.0}
+        ),
     ]
     calls = [CallRecord(ToolCall("c", "find", {}), None, result) for result in results]
     metrics = rollout_metrics([group(trajectory(turns=(turn(calls=calls),)))])
@@ -177,7 +187,10 @@ def test_what_a_tool_keeps_under_a_name_of_the_executor_is_no_measurement() -> N
         ({"rewards": {"correct": 0.5}, "reward": 2.0}, 0.5),
         ({"reward": 0.1, "reasons": {"own": {"acc": 0.0}}}, 0.0),
         ({"reward": -1.0, "reasons": {"form": "short", "own": {"acc": True}}}, 1.0),
-        ({"reward": 0.1, "reasons": {"own": {"acc": "high"}, "form": {"acc": math.nan}}}, 1.0),
+        (
+            {"reward": 0.1, "reasons": {"own": {"acc": "high"}, "form": {"acc": math.nan}}},
+            1.0,
+        ),
         ({"reward": 0.0, "reasons": {"own": {"acc": 10**400}}}, 0.0),
         ({"rewards": {"correct": 0.0}, "reasons": {"own": {"acc": 1.0}}}, 0.0),
         ({"reward": 0.1}, 1.0),
@@ -190,7 +203,9 @@ def test_correctness(changes: dict[str, Any], value: float) -> None:
 
 
 def test_a_failed_trajectory_is_neither_right_nor_wrong() -> None:
-    with pytest.raises(ValueError, match=r"0-0-0 has no reward: its status is failed\(sandbox\)"):
+    with pytest.raises(
+        ValueError, match=r"0-0-0 has no reward: its status is failed\(sandbox\)"
+    ):
         correctness(failed())
 
 
@@ -211,7 +226,9 @@ def test_accuracy_and_reward_parts() -> None:
 
 
 def test_a_data_set_with_a_slash_is_one_part_of_a_name() -> None:
-    metrics = rollout_metrics([group(trajectory(task=Task("t", data_source="openai/gsm8k")))])
+    metrics = rollout_metrics(
+        [group(trajectory(task=Task("t", data_source="openai/gsm8k")))]
+    )
 
     assert metrics["reward/openai.gsm8k/mean"] == 1.0
 

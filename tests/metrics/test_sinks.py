@@ -36,20 +36,28 @@ def test_a_sink_that_raises_is_told_once_and_tried_again_at_each_step(
     with Sinks([vital], others, told=keeping(told), close_s=DEADLINE_S) as sinks:
         for step in range(1, 6):
             sinks.log(step, {"a": 1.0})
-    assert (vital.kept, failing.kept, behind.kept) == ([1, 2, 3, 4, 5], [3, 5], [1, 2, 3, 4, 5])
+    assert (vital.kept, failing.kept, behind.kept) == (
+        [1, 2, 3, 4, 5],
+        [3, 5],
+        [1, 2, 3, 4, 5],
+    )
     assert vital.threads == {threading.current_thread().name}
     assert (failing.threads, behind.threads) == ({"metrics.a"}, {"metrics.b"})
     # it failed at step 1, went on at 3, and failed again at 4
     assert [event for event, _ in told] == ["sink_failed", "sink_failed"]
     assert [record.getMessage() for record in caplog.records] == [text for _, text in told]
     assert {record.__dict__["event"] for record in caplog.records} == {"sink_failed"}
-    assert told[0][1].startswith("metrics.a failed, and is tried again with what comes next: ")
+    assert told[0][1].startswith(
+        "metrics.a failed, and is tried again with what comes next: "
+    )
     assert f"{type(error).__name__}: {error}" in told[0][1]
 
 
 def test_a_sink_that_does_not_open_is_opened_again_at_the_next_step() -> None:
     sink, told = RecordedSink(), []
-    answers = iter([ConnectionRefusedError("refused"), ConnectionRefusedError("refused"), None])
+    answers = iter(
+        [ConnectionRefusedError("refused"), ConnectionRefusedError("refused"), None]
+    )
     opened = []
 
     def open_sink() -> RecordedSink:
@@ -59,7 +67,9 @@ def test_a_sink_that_does_not_open_is_opened_again_at_the_next_step() -> None:
         return sink
 
     # the first try is at the start, before any step
-    with Sinks([], {"metrics.a": open_sink}, told=keeping(told), close_s=DEADLINE_S) as sinks:
+    with Sinks(
+        [], {"metrics.a": open_sink}, told=keeping(told), close_s=DEADLINE_S
+    ) as sinks:
         for step in range(1, 4):
             sinks.log(step, {})
     assert (sink.kept, sink.closed, len(opened)) == ([2, 3], False, 3)
@@ -95,7 +105,11 @@ def test_times_go_with_the_step_that_they_are_of(tmp_path: Path) -> None:
         for step in (1, 2):
             sinks.take_times([PhaseTimes("step", step - 1.0, float(step)), RANK])
             sinks.log(step, {}, "rl")
-    assert sink.times == [[], [("step", 0.0, 1.0, ""), RANK], [("step", 1.0, 2.0, ""), RANK]]
+    assert sink.times == [
+        [],
+        [("step", 0.0, 1.0, ""), RANK],
+        [("step", 1.0, 2.0, ""), RANK],
+    ]
     rows = list(read_jsonl(tmp_path / "phases.jsonl"))
     assert [(row["stage"], row["step"]) for row in rows] == [("rl", 1), ("rl", 2)]
     assert rows[1]["phases"] == [["step", 1.0, 2.0], list(RANK)]
@@ -130,7 +144,9 @@ def test_a_sink_that_blocks_stops_no_step_and_is_given_up_by_name() -> None:
     assert (vital.kept, vital.closed, blocked.kept) == ([1, 2, 3, 4], False, [])
     ((event, text),) = told
     assert event == "sink_behind"
-    assert text.startswith("metrics.slow does not end, and is given up: 3 deliveries are lost; ")
+    assert text.startswith(
+        "metrics.slow does not end, and is given up: 3 deliveries are lost; "
+    )
     # it holds up no exit either
     (thread,) = (one for one in threading.enumerate() if one.name == "metrics.slow")
     assert thread.daemon
@@ -171,7 +187,9 @@ def test_what_comes_while_the_queue_is_full_is_lost_counted_and_told_once(
     assert [record.getMessage() for record in caplog.records] == [text for _, text in told]
 
 
-def test_an_event_that_the_disk_refuses_ends_no_sink(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_that_the_disk_refuses_ends_no_sink(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def refused(event: str, text: str) -> None:
         raise StoreError("the disk is full")
 

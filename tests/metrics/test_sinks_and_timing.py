@@ -22,7 +22,9 @@ def test_one_line_a_step(tmp_path: Path) -> None:
     sink.log(2, {"reward/mean": 0.75}, "grpo")
     sink.close()
 
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     first, second = (line.pop("time") for line in lines)
     assert before <= first <= second <= time.time()
     assert lines == [
@@ -109,7 +111,10 @@ def test_phases_that_last_are_told_with_their_seconds_so_far() -> None:
         now[0] = 2.0
         with timer.phase("rollout"):
             now[0] = 5.0
-            assert timer.now() == [{"phase": "eval", "s": 5.0}, {"phase": "rollout", "s": 3.0}]
+            assert timer.now() == [
+                {"phase": "eval", "s": 5.0},
+                {"phase": "rollout", "s": 3.0},
+            ]
         assert timer.now() == [{"phase": "eval", "s": 5.0}]
     assert timer.now() == []
 
@@ -139,6 +144,8 @@ def test_phases_of_several_threads_add_up() -> None:
     assert timer.total() == {"rollout": 4000.0}
 
 
-@pytest.mark.parametrize(("tokens", "seconds", "speed"), [(300, 2.0, 150.0), (300, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("tokens", "seconds", "speed"), [(300, 2.0, 150.0), (300, 0.0, 0.0)]
+)
 def test_tokens_per_s(tokens: float, seconds: float, speed: float) -> None:
     assert tokens_per_s(tokens, seconds) == speed

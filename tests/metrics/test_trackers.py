@@ -64,7 +64,9 @@ def test_wandb_has_each_stage_on_its_own_steps(run: TrackedRun) -> None:
     assert (about.run_id, about.project, about.display_name) == (ID, "agents", "code")
     config = {item.key: item.value_json for item in about.config.update}
     assert config["optim.lr"] == "0.001"
-    (exit_record,) = (one.exit for one in records if one.WhichOneof("record_type") == "exit")
+    (exit_record,) = (
+        one.exit for one in records if one.WhichOneof("record_type") == "exit"
+    )
     assert exit_record.exit_code == 1
 
 
@@ -76,7 +78,12 @@ def test_a_resumed_run_has_the_id_it_had_in_wandb(run: TrackedRun) -> None:
         sink.log(step, {"reward/mean": 0.5}, "rl")
         sink.close()
     attempts = wandb_records(run.root)
-    ids = {r.run.run_id for own in attempts for r in own if r.WhichOneof("record_type") == "run"}
+    ids = {
+        r.run.run_id
+        for own in attempts
+        for r in own
+        if r.WhichOneof("record_type") == "run"
+    }
     assert ids == {ID}
     assert [row["step"] for own in attempts for row in wandb_rows(own)] == ["1", "2"]
 
@@ -89,7 +96,10 @@ def test_trackio_goes_on_with_its_run(
 
     from agentrl.metrics.outlets.trackio_sink import TrackioSink
 
-    for module in (sqlite_storage, utils):  # which read it from the environment as they are loaded
+    for module in (
+        sqlite_storage,
+        utils,
+    ):  # which read it from the environment as they are loaded
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     for step in (1, 2):
         sink = TrackioSink(TrackioSpec(project="agents"), run)
@@ -134,8 +144,14 @@ def test_mlflow_goes_on_with_its_run_and_keeps_what_it_was_told(run: TrackedRun)
     (found,) = client.search_runs([experiment.experiment_id])
     assert found.info.status == "FINISHED"
     told = client.get_metric_history(found.info.run_id, "rl/reward/mean")
-    assert [(one.step, str(one.value)) for one in told] == [(1, "0.5"), (2, "nan"), (3, "0.75")]
-    assert client.get_metric_history(found.info.run_id, "rl/eval/a_b/greedy")[0].value == 1.0
+    assert [(one.step, str(one.value)) for one in told] == [
+        (1, "0.5"),
+        (2, "nan"),
+        (3, "0.75"),
+    ]
+    assert (
+        client.get_metric_history(found.info.run_id, "rl/eval/a_b/greedy")[0].value == 1.0
+    )
     other = MlflowSink(spec, TrackedRun(run.root, "f" * 16, {}, run.say, {}))
     other.close()
     assert len(client.search_runs([experiment.experiment_id])) == 2
@@ -174,7 +190,9 @@ def test_prometheus_reads_the_newest_numbers(run: TrackedRun, said: list[str]) -
         httpx.get(address)
 
 
-def test_a_port_that_is_taken_is_an_error_of_the_sink(run: TrackedRun, said: list[str]) -> None:
+def test_a_port_that_is_taken_is_an_error_of_the_sink(
+    run: TrackedRun, said: list[str]
+) -> None:
     from agentrl.metrics.outlets.prometheus_sink import PrometheusSink
 
     first = PrometheusSink(PrometheusSpec(port=0), run)
@@ -204,7 +222,9 @@ def test_a_step_is_a_span_with_one_below_it_for_each_phase(run: TrackedRun) -> N
     step = by_name["step"]
     assert not step.parent_span_id
     assert {key.key for key in step.attributes} == {"agentrl.stage", "agentrl.step"}
-    (process,) = (key for key in by_name["update"].attributes if key.key == "agentrl.process")
+    (process,) = (
+        key for key in by_name["update"].attributes if key.key == "agentrl.process"
+    )
     assert process.value.string_value == "rank-1"
     assert step.start_time_unix_nano == 10e9
     for name, began, took in (("rollout", 1.0, 3.5), ("update", 5.0, 4.0)):
@@ -215,7 +235,9 @@ def test_a_step_is_a_span_with_one_below_it_for_each_phase(run: TrackedRun) -> N
         )
         lasted = phase.end_time_unix_nano - phase.start_time_unix_nano
         assert lasted == pytest.approx(took * 1e9, abs=1000)
-    assert step.end_time_unix_nano - step.start_time_unix_nano == pytest.approx(10e9, abs=1000)
+    assert step.end_time_unix_nano - step.start_time_unix_nano == pytest.approx(
+        10e9, abs=1000
+    )
 
 
 def test_spans_that_a_collector_refuses_are_an_error(run: TrackedRun) -> None:

@@ -20,14 +20,19 @@ def test_a_turn_of_ours_is_two_of_verls() -> None:
 
 
 def test_pg_clipfrac_is_both_bounds_together() -> None:
-    named = with_verl_names(UPDATE | {"policy/clip_frac_low": 0.1, "policy/clip_frac_high": 0.25})
+    named = with_verl_names(
+        UPDATE | {"policy/clip_frac_low": 0.1, "policy/clip_frac_high": 0.25}
+    )
     assert named["actor/pg_clipfrac"] == pytest.approx(0.35)
 
 
 def test_pg_clipfrac_lower_is_the_dual_clips_alone() -> None:
-    assert "actor/pg_clipfrac_lower" not in with_verl_names(UPDATE | {"policy/clip_frac_low": 0.1})
+    assert "actor/pg_clipfrac_lower" not in with_verl_names(
+        UPDATE | {"policy/clip_frac_low": 0.1}
+    )
     assert (
-        with_verl_names(UPDATE | {"policy/clip_frac_dual": 0.2})["actor/pg_clipfrac_lower"] == 0.2
+        with_verl_names(UPDATE | {"policy/clip_frac_dual": 0.2})["actor/pg_clipfrac_lower"]
+        == 0.2
     )
 
 

@@ -53,7 +53,9 @@ def packages(requirements: Path) -> Path:
             try:
                 made.rename(folder)
             except OSError:
-                if not folder.is_dir():  # else tests in another process have made it meanwhile
+                if (
+                    not folder.is_dir()
+                ):  # else tests in another process have made it meanwhile
                     raise
     return folder
 

@@ -33,7 +33,9 @@ def gradients(
     """
     is_policy = config["task_type"] == "CAUSAL_LM"
     auto = AutoModelForCausalLM if is_policy else AutoModelForSequenceClassification
-    model = auto.from_pretrained(base, dtype=dtype, **({} if is_policy else {"num_labels": 1}))
+    model = auto.from_pretrained(
+        base, dtype=dtype, **({} if is_policy else {"num_labels": 1})
+    )
     # grouped products know no float64
     model.set_experts_implementation("eager")
     made = get_peft_model(model, LoraConfig(**config))

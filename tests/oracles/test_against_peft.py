@@ -85,7 +85,10 @@ def exported(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(
-    models: Path, exported: Path, peft_packages: Path, tmp_path_factory: pytest.TempPathFactory
+    models: Path,
+    exported: Path,
+    peft_packages: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, Mapping[str, Any]]:
     """peft's adapters, and by case what it computes with them."""
     folder = tmp_path_factory.mktemp("peft")
@@ -95,7 +98,11 @@ def theirs(
     jobs = []
     for name, (model, config) in CASES.items():
         config = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM"} | config
-        given = {"base": str(models / model), "adapter": str(folder / name), "samples": samples}
+        given = {
+            "base": str(models / model),
+            "adapter": str(folder / name),
+            "samples": samples,
+        }
         more = {"masks": masks, "config": config, "dtype": torch.float64}
         jobs.append(("gradients", given | more))
     given = {"base": str(models / "qwen3"), "adapter": str(exported / "adapter")}
@@ -123,7 +130,9 @@ def test_loss_and_gradients_of_one_adapter_are_those_of_peft(
     role: LearningRole
     if name == "reward model":
         algorithm = make_algorithm("reward_model")
-        own = RewardLearnerSpec(path, algorithm, dtype="float64", backend=backend, lora=spec)
+        own = RewardLearnerSpec(
+            path, algorithm, dtype="float64", backend=backend, lora=spec
+        )
         role = RewardLearner(own, DistSpec())
     else:
         role = make_actor(path, "sft", dtype="float64", backend=backend, lora=spec)

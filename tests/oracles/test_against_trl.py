@@ -141,7 +141,9 @@ def test_losses_by_type(ask: Ask, case: Case, loss_type: str) -> None:
 def test_sequence_importance_sampling_is_gspo(ask: Ask, case: Case) -> None:
     wanted = ask(loss_type="grpo", importance_sampling_level="sequence", **BOUNDS)
     settings = {"clip_low": 0.2, "clip_high": 0.28}
-    found = ours("gspo", case, wanted.advantages, settings, weight=weights_of("trajectory_mean"))
+    found = ours(
+        "gspo", case, wanted.advantages, settings, weight=weights_of("trajectory_mean")
+    )
     agree(found, wanted, TRAINED_ROWS)
 
 
@@ -231,7 +233,9 @@ def test_scaling_by_the_batch_is_trls_alone(ask: Ask) -> None:
     # group means, and the deviation of all rewards: ours scales by the group, or not at all
     wanted = ask(loss_type="bnpo", scale_rewards="batch")
     centred = advantages_of("grpo", {"scale_rewards": "none"})
-    np.testing.assert_allclose(centred / (REWARDS.std(ddof=1) + 1e-4), wanted.advantages, **CLOSE)
+    np.testing.assert_allclose(
+        centred / (REWARDS.std(ddof=1) + 1e-4), wanted.advantages, **CLOSE
+    )
 
 
 def test_the_penalty_for_length() -> None:
@@ -263,7 +267,9 @@ def rloo_case(on_policy: bool) -> tuple[Fed, F64]:
 ask_rloo = partial(rloo, num_generations=GROUP_SIZE)
 
 
-def test_rloo_advantages_and_its_gradient_on_policy(model_path: Path, tmp_path: Path) -> None:
+def test_rloo_advantages_and_its_gradient_on_policy(
+    model_path: Path, tmp_path: Path
+) -> None:
     fed, _ = rloo_case(on_policy=True)
     wanted = ask_rloo(model_path, tmp_path, fed, beta=0.0)
     advantages = advantages_of("rloo", {})
@@ -281,7 +287,9 @@ def test_rloo_advantages_and_its_gradient_on_policy(model_path: Path, tmp_path: 
     assert spec.policy_loss is not None
     (spec.policy_loss(given).loss / len(fed.mask)).sum().backward()
     assert given.logprobs.grad is not None
-    np.testing.assert_allclose(given.logprobs.grad.numpy(), wanted.gradient[fed.mask != 0], **CLOSE)
+    np.testing.assert_allclose(
+        given.logprobs.grad.numpy(), wanted.gradient[fed.mask != 0], **CLOSE
+    )
 
 
 def test_rloo_off_policy_has_another_ratio(model_path: Path, tmp_path: Path) -> None:
@@ -293,7 +301,9 @@ def test_rloo_off_policy_has_another_ratio(model_path: Path, tmp_path: Path) -> 
     np.testing.assert_allclose(wanted.loss, -(product * wanted.advantages).mean(), **CLOSE)
 
 
-def test_rloo_takes_the_kl_off_the_reward_of_a_sequence(model_path: Path, tmp_path: Path) -> None:
+def test_rloo_takes_the_kl_off_the_reward_of_a_sequence(
+    model_path: Path, tmp_path: Path
+) -> None:
     # TRL: the sum of k1 over a sequence, before the baseline; ours: an estimate by token in the
     # loss, or off the token's reward in remax, ppo and reinforce_plus_plus
     fed, other = rloo_case(on_policy=True)

@@ -123,7 +123,10 @@ def losses(verl: Ask, case: Case) -> dict[tuple[str, str], dict[str, F64]]:
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_policy_losses(
-    losses: Mapping[tuple[str, str], Mapping[str, F64]], case: Case, name: str, reduction: str
+    losses: Mapping[tuple[str, str], Mapping[str, F64]],
+    case: Case,
+    name: str,
+    reduction: str,
 ) -> None:
     if name == "sapo" and reduction != "trajectory_mean":
         reduction = "trajectory_mean"  # verl reduces SAPO so whatever it is told
@@ -139,7 +142,9 @@ def test_policy_losses(
     expected = losses[name, reduction]
     np.testing.assert_allclose(loss.item(), expected["loss"], **CLOSE)
     assert given.logprobs.grad is not None
-    np.testing.assert_allclose(scattered(given.logprobs.grad), expected["gradient"], **CLOSE)
+    np.testing.assert_allclose(
+        scattered(given.logprobs.grad), expected["gradient"], **CLOSE
+    )
 
 
 def test_kl_estimators(verl: Ask, case: Case) -> None:
@@ -176,7 +181,9 @@ def test_value_loss(verl: Ask, case: Case) -> None:
 def credit(case: Case, **given: F64) -> TokenCredit:
     """The batch as a shard, a row a trajectory of one turn."""
     row = torch.from_numpy(np.repeat(np.arange(6), 9))
-    flat = {name: torch.from_numpy(column.reshape(-1).copy()) for name, column in given.items()}
+    flat = {
+        name: torch.from_numpy(column.reshape(-1).copy()) for name, column in given.items()
+    }
     return token_credit(
         torch.from_numpy(MASK.reshape(-1)),
         turn_row=row,
@@ -204,7 +211,9 @@ def test_generalised_advantages(verl: Ask, case: Case, discount: float, lam: flo
         given, discount=discount, lam=lam, bootstrap="none", reward=given.reward
     )
     advantages = found.numpy().reshape(MASK.shape).astype(np.float64)
-    np.testing.assert_allclose((advantages + case.values) * MASK, answer["returns"] * MASK, **CLOSE)
+    np.testing.assert_allclose(
+        (advantages + case.values) * MASK, answer["returns"] * MASK, **CLOSE
+    )
     np.testing.assert_allclose(whitened(advantages), answer["advantages"] * MASK, **CLOSE)
 
 
@@ -248,8 +257,16 @@ def test_importance_weights(verl: Ask, case: Case) -> None:
     cases: list[tuple[dict[str, Any], str, float | str]] = [
         ({"level": "token", "cap": 2.0}, "token", 2.0),
         ({"level": "sequence", "cap": 3.0}, "sequence", 3.0),
-        ({"level": "token", "cap": 2.0, "floor": 0.5, "outside": "mask"}, "token", "0.5_2.0"),
-        ({"level": "sequence", "cap": 3.0, "floor": 0.3, "outside": "mask"}, "sequence", "0.3_3.0"),
+        (
+            {"level": "token", "cap": 2.0, "floor": 0.5, "outside": "mask"},
+            "token",
+            "0.5_2.0",
+        ),
+        (
+            {"level": "sequence", "cap": 3.0, "floor": 0.3, "outside": "mask"},
+            "sequence",
+            "0.3_3.0",
+        ),
     ]
     answers = verl(
         [("correction", {"log_ratio": log_ratio, "mask": MASK, "level": level, "threshold": limit})

@@ -54,7 +54,9 @@ def test_estimators_of_a_reward_a_trajectory(verl: Ask, case: Case) -> None:
         [("estimator", {"name": name, **given, **settings.get(name, {})}) for name in ours]
     )
     for (name, own), answer in zip(ours.items(), answers, strict=True):
-        np.testing.assert_allclose(spread(own), answer["advantages"] * MASK, **CLOSE, err_msg=name)
+        np.testing.assert_allclose(
+            spread(own), answer["advantages"] * MASK, **CLOSE, err_msg=name
+        )
 
 
 def test_groups_of_one_have_another_baseline(verl: Ask) -> None:
@@ -112,7 +114,10 @@ def test_the_page_names_all_that_verl_has(verl: Ask) -> None:
     (names,) = verl([("names", {})])
     page = PAGE.read_text(encoding="utf-8")
     missing = [
-        f"{kind}: {name}" for kind, own in names.items() for name in own if f"`{name}`" not in page
+        f"{kind}: {name}"
+        for kind, own in names.items()
+        for name in own
+        if f"`{name}`" not in page
     ]
     assert not missing
     assert "gae" in names["estimators"]

@@ -209,14 +209,22 @@ BYPASS = {"reduction": "token-mean", "settings": LOSSES["ppo"][3]}
 
 def test_bypass_is_the_samplers_ratio_in_the_loss(verl: Ask, case: Case) -> None:
     correction = {"rollout_is": None, "loss_type": "ppo_clip"}
-    (answer,) = verl([("bypass_loss", {"correction": correction, **BYPASS, **columns(case)})])
+    (answer,) = verl(
+        [("bypass_loss", {"correction": correction, **BYPASS, **columns(case)})]
+    )
     settings = {**LOSSES["ppo"][1], "old_logprobs": "rollout"}
     agree(loss_of("grpo", settings, case), answer)
 
 
 def test_bypass_with_reinforce_is_cispo_against_the_sampler(verl: Ask, case: Case) -> None:
-    correction = {"rollout_is": "token", "rollout_is_threshold": 3.0, "loss_type": "reinforce"}
-    (answer,) = verl([("bypass_loss", {"correction": correction, **BYPASS, **columns(case)})])
+    correction = {
+        "rollout_is": "token",
+        "rollout_is_threshold": 3.0,
+        "loss_type": "reinforce",
+    }
+    (answer,) = verl(
+        [("bypass_loss", {"correction": correction, **BYPASS, **columns(case)})]
+    )
     settings = {"ratio_cap": 3.0, "old_logprobs": "rollout"}
     agree(loss_of("cispo", settings, case), answer)
 
@@ -225,9 +233,13 @@ def test_what_bypass_rejects_leaves_verls_denominator(verl: Ask, case: Case) -> 
     # ours keeps it there, so that weights are known before the forward
     correction = {"rollout_is": "token", "rollout_is_threshold": 3.0, "loss_type": "reinforce",
                   "rollout_rs": "token_k2", "rollout_rs_threshold": "0.08"}  # fmt: skip
-    (answer,) = verl([("bypass_loss", {"correction": correction, **BYPASS, **columns(case)})])
+    (answer,) = verl(
+        [("bypass_loss", {"correction": correction, **BYPASS, **columns(case)})]
+    )
     kept = (case.log_prob - case.old_log_prob) ** 2 / 2 <= 0.08
-    found = loss_of("cispo", {"ratio_cap": 3.0, "old_logprobs": "rollout"}, case, kept * 1.0)
+    found = loss_of(
+        "cispo", {"ratio_cap": 3.0, "old_logprobs": "rollout"}, case, kept * 1.0
+    )
     number = (kept * MASK).sum()
     assert 0 < number < MASK.sum()
     agree(found, answer, MASK.sum() / number)

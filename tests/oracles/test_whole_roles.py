@@ -54,14 +54,22 @@ ENDS = (
 )
 
 
-def random_turns(rng: np.random.Generator, opening: np.ndarray, temperature: float) -> list[Turn]:
+def random_turns(
+    rng: np.random.Generator, opening: np.ndarray, temperature: float
+) -> list[Turn]:
     """Turns that go on, begin anew with a prompt of their own, or branch off an earlier turn."""
     turns: list[Turn] = []
     for index in range(int(rng.integers(2, 6))):
         move = (
-            "restart" if index == 0 else str(rng.choice(["extend", "extend", "restart", "branch"]))
+            "restart"
+            if index == 0
+            else str(rng.choice(["extend", "extend", "restart", "branch"]))
         )
-        parent = {"extend": index - 1, "restart": None, "branch": int(rng.integers(0, index or 1))}
+        parent = {
+            "extend": index - 1,
+            "restart": None,
+            "branch": int(rng.integers(0, index or 1)),
+        }
         ids = opening if index == 0 else rng.integers(0, VOCAB, int(rng.integers(1, 6)))
         kinds = [SegmentKind.PROMPT] if move == "restart" else [
             SegmentKind.TEMPLATE, SegmentKind.OBSERVATION
@@ -129,13 +137,19 @@ class Played:
         sampled: list[list[int]] = []
         for turn in own.turns:
             start = [] if turn.parent is None else whole[turn.parent]
-            context = [int(token) for segment in turn.context for token in segment.token_ids]
-            answer = [int(token) for segment in turn.completion for token in segment.token_ids]
+            context = [
+                int(token) for segment in turn.context for token in segment.token_ids
+            ]
+            answer = [
+                int(token) for segment in turn.completion for token in segment.token_ids
+            ]
             before.append(start + context)
             sampled.append(answer)
             whole.append(start + context + answer)
         logprobs = [one.logprobs for turn in own.turns for one in turn.completion]
-        rollout = torch.from_numpy(np.concatenate([x for x in logprobs if x is not None])).double()
+        rollout = torch.from_numpy(
+            np.concatenate([x for x in logprobs if x is not None])
+        ).double()
         turns = [index for index, answer in enumerate(sampled) for _ in answer]
         return cls(own, group, before, sampled, rollout, turns)
 
@@ -244,7 +258,9 @@ def grpo(played: Sequence[Played], models: Models) -> tuple[Tensor, None]:
     total = torch.zeros((), dtype=torch.float64)
     for one in played:
         group = [other.own.reward or 0.0 for other in played if other.group == one.group]
-        advantage = ((one.own.reward or 0.0) - np.mean(group)) / (np.std(group, ddof=1) + 1e-4)
+        advantage = ((one.own.reward or 0.0) - np.mean(group)) / (
+            np.std(group, ddof=1) + 1e-4
+        )
         now, entropy = one.logprobs(models.now)
         with torch.no_grad():
             old, reference = one.logprobs(models.old)[0], one.logprobs(models.reference)[0]
@@ -253,7 +269,9 @@ def grpo(played: Sequence[Played], models: Models) -> tuple[Tensor, None]:
         weight = (old - one.rollout).exp().clamp(max=1.2)
         kl = (reference - now).exp() - (reference - now) - 1
         assert kl.max() < 10  # the cap does not bite
-        total = total + (-weight * surrogate + 0.2 * kl - 0.05 * entropy).mean() / len(played)
+        total = total + (-weight * surrogate + 0.2 * kl - 0.05 * entropy).mean() / len(
+            played
+        )
     return total, None
 
 
@@ -274,7 +292,9 @@ def turn_grpo(played: Sequence[Played], models: Models) -> tuple[Tensor, None]:
         )
     losses = []
     for one, own in zip(played, returns, strict=True):
-        beside = [r for other, r in zip(played, returns, strict=True) if other.group == one.group]
+        beside = [
+            r for other, r in zip(played, returns, strict=True) if other.group == one.group
+        ]
         means = [np.mean([r[u] for r in beside if u < len(r)]) for u in range(len(own))]
         advantage = torch.tensor([own[u] - means[u] for u in one.turn], dtype=torch.float64)
         now = one.logprobs(models.now)[0]
@@ -317,7 +337,9 @@ def moved(role: Actor | Critic, seed: int) -> None:
             parameter.add_(0.01 * noise)
 
 
-def eager(kind: Any, folder: Path, role: Actor | Critic | None = None, **settings: Any) -> Any:
+def eager(
+    kind: Any, folder: Path, role: Actor | Critic | None = None, **settings: Any
+) -> Any:
     """A model of Hugging Face's own, with the weights of a role."""
     model = kind.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager", **settings
@@ -363,7 +385,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ids=["ppo", "grpo", "turn_grpo"],
 )
 def test_roles_have_the_gradients_of_the_papers(
-    folders: tuple[Path, Path], name: str, settings: dict[str, Any], oracle: Oracle, seed: int
+    folders: tuple[Path, Path],
+    name: str,
+    settings: dict[str, Any],
+    oracle: Oracle,
+    seed: int,
 ) -> None:
     join(DistSpec())
     policy, other = folders
@@ -408,24 +434,37 @@ def test_roles_have_the_gradients_of_the_papers(
     stats = actor.update(shard)
     value_stats = critic.update(shard) if critic else None
     if name != "turn_grpo":  # its bounds are wide
-        assert 0 < stats["policy/clip_frac_low"].mean + stats["policy/clip_frac_high"].mean < 0.9
+        assert (
+            0
+            < stats["policy/clip_frac_low"].mean + stats["policy/clip_frac_high"].mean
+            < 0.9
+        )
 
-    played = [Played.of(t, group.group_index) for group in groups for t in group.trajectories]
+    played = [
+        Played.of(t, group.group_index) for group in groups for t in group.trajectories
+    ]
     loss, value_loss = oracle(played, models)
-    assert stats["policy/loss"].mean == pytest.approx(float(loss.detach()), rel=1e-6, abs=1e-8)
+    assert stats["policy/loss"].mean == pytest.approx(
+        float(loss.detach()), rel=1e-6, abs=1e-8
+    )
     assert_gradient(actor, loss, models.now)
     if critic:
         assert value_loss is not None
         assert value_stats is not None
         assert 0 < value_stats["clip_frac"].mean < 1
-        assert value_stats["loss"].mean == pytest.approx(float(value_loss.detach()), rel=1e-6)
+        assert value_stats["loss"].mean == pytest.approx(
+            float(value_loss.detach()), rel=1e-6
+        )
         assert_gradient(critic, value_loss, models.critic)
 
 
 def test_the_trees_have_every_shape() -> None:
     """Restarts, branches and turns that go on, ends of each kind, and steps that pay."""
     made = [
-        one for seed in (0, 1, 2) for group in random_groups(seed) for one in group.trajectories
+        one
+        for seed in (0, 1, 2)
+        for group in random_groups(seed)
+        for one in group.trajectories
     ]
     turns = [turn for one in made for turn in one.turns if turn.index]
     assert any(turn.parent is None for turn in turns)

@@ -100,7 +100,12 @@ def rloo(model_path: Path, folder: Path, fed: Fed, **settings: Any) -> Answer:
 
 
 def _trainer(
-    kind: Any, config: Any, model_path: Path, folder: Path, fed: Fed, settings: dict[str, Any]
+    kind: Any,
+    config: Any,
+    model_path: Path,
+    folder: Path,
+    fed: Fed,
+    settings: dict[str, Any],
 ) -> Any:
     number, width = fed.mask.shape
     tokenizer = PreTrainedTokenizerFast(

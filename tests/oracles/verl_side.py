@@ -25,13 +25,19 @@ from verl.workers.config.actor import PolicyLossConfig
 
 
 def config(settings: Mapping[str, Any]) -> ActorConfig:
-    own = ActorConfig(strategy="fsdp", ppo_micro_batch_size_per_gpu=1, rollout_n=1, **settings)
+    own = ActorConfig(
+        strategy="fsdp", ppo_micro_batch_size_per_gpu=1, rollout_n=1, **settings
+    )
     own.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=None)
     return own
 
 
 def policy_loss(
-    mode: str, settings: Mapping[str, Any], reduction: str, weights: Any = None, **columns: Any
+    mode: str,
+    settings: Mapping[str, Any],
+    reduction: str,
+    weights: Any = None,
+    **columns: Any,
 ) -> dict[str, np.ndarray]:
     given = {name: torch.from_numpy(column) for name, column in columns.items()}
     log_prob = given["log_prob"].requires_grad_()
@@ -52,7 +58,9 @@ def bypass_loss(correction: Mapping[str, Any], **given: Any) -> dict[str, np.nda
     """Of ``bypass_mode``, where π_old is the sampler."""
     settings = given.pop("settings")
     chosen = PolicyLossConfig(rollout_correction=RolloutCorrectionConfig(**correction))
-    return policy_loss(mode="bypass_mode", settings={**settings, "policy_loss": chosen}, **given)
+    return policy_loss(
+        mode="bypass_mode", settings={**settings, "policy_loss": chosen}, **given
+    )
 
 
 def kl(estimator: str, log_prob: np.ndarray, other: np.ndarray) -> dict[str, np.ndarray]:
@@ -103,7 +111,10 @@ def correction(
     weights, metrics = rollout_corr_helper.compute_rollout_correction_weights(
         torch.from_numpy(log_ratio), torch.from_numpy(mask), level, threshold
     )
-    return {"weights": weights.numpy(), "ess": np.array(metrics["rollout_is_eff_sample_size"])}
+    return {
+        "weights": weights.numpy(),
+        "ess": np.array(metrics["rollout_is_eff_sample_size"]),
+    }
 
 
 def rejection(
@@ -120,7 +131,10 @@ def corrected(
 ) -> dict[str, np.ndarray]:
     """Weights and rejections together."""
     proto, kept, _ = rollout_corr_helper.compute_rollout_correction_and_rejection_mask(
-        torch.from_numpy(log_prob), torch.from_numpy(rollout), torch.from_numpy(mask), **settings
+        torch.from_numpy(log_prob),
+        torch.from_numpy(rollout),
+        torch.from_numpy(mask),
+        **settings,
     )
     assert proto is not None
     return {"weights": proto.batch["rollout_is_weights"].numpy(), "kept": kept.numpy()}
@@ -128,7 +142,9 @@ def corrected(
 
 def reward_less_kl(coef: float, **columns: np.ndarray) -> dict[str, np.ndarray]:
     given = {name: torch.from_numpy(column) for name, column in columns.items()}
-    found = core_algos.compute_rewards(given["rewards"], given["old"], given["reference"], coef)
+    found = core_algos.compute_rewards(
+        given["rewards"], given["old"], given["reference"], coef
+    )
     return {"rewards": found.numpy()}
 
 
@@ -146,7 +162,9 @@ def adaptive_kl(
 
 def resampled(rewards: np.ndarray, method: str) -> dict[str, np.ndarray]:
     """Rewards of a batch after PF-PPO's resampling."""
-    data = DataProto.from_dict(tensors={"token_level_scores": torch.from_numpy(rewards)[:, None]})
+    data = DataProto.from_dict(
+        tensors={"token_level_scores": torch.from_numpy(rewards)[:, None]}
+    )
     found = core_algos.compute_pf_ppo_reweight_data(data, method)
     return {"rewards": found.batch["token_level_scores"][:, 0].numpy()}
 

@@ -53,7 +53,14 @@ def test_a_missed_target_is_the_exit_status() -> None:
 def test_the_table_tells_a_missed_target(capsys: pytest.CaptureFixture[str]) -> None:
     measured().finish(arguments(), seeds=[0])
 
-    assert capsys.readouterr().out.splitlines()[2].split() == ["start", "30", "s", "<=", "25", "NO"]
+    assert capsys.readouterr().out.splitlines()[2].split() == [
+        "start",
+        "30",
+        "s",
+        "<=",
+        "25",
+        "NO",
+    ]
 
 
 def test_a_figure_that_is_not_a_number_is_refused() -> None:
@@ -75,7 +82,15 @@ def test_record_writes_what_is_needed_to_repeat_it(
     assert result["command"] == "python -m benchmarks.step --steps 20 --other=python"
     assert result["seeds"] == [0, 1]
     assert len(result["commit"].removesuffix("+changes")) == 40
-    assert result.keys() == {"command", "commit", "date", "machine", "seeds", "figures", "notes"}
+    assert result.keys() == {
+        "command",
+        "commit",
+        "date",
+        "machine",
+        "seeds",
+        "figures",
+        "notes",
+    }
 
 
 def test_a_machine_is_described_without_its_name() -> None:
@@ -93,7 +108,10 @@ def test_the_page_has_a_section_for_each_result(tmp_path: Path) -> None:
 
     text = page(tmp_path)
 
-    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## code", "## step"]
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## code",
+        "## step",
+    ]
     assert "| ratio | 2.75 x | >= 2.5 | yes |" in text
     assert "| start | 30 s | <= 25 | **no** |" in text
     assert "| tokens | 1234 |  |  |" in text

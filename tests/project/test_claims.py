@@ -38,7 +38,9 @@ def tables(page: Path) -> list[list[str]]:
 
 
 STATUS = [
-    Row(*cells) for cells in tables(DOCS / "status.md") if len(cells) == 4 and cells[0] != "feature"
+    Row(*cells)
+    for cells in tables(DOCS / "status.md")
+    if len(cells) == 4 and cells[0] != "feature"
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -73,7 +75,9 @@ def test_each_example_algorithm_and_command_has_a_row() -> None:
     told = (DOCS / "status.md").read_text(encoding="utf-8")
     names = {word for text in CODE.findall(told) for word in re.findall(r"[\w/]+", text)}
 
-    examples = {f"examples/{path.parent.name}" for path in ROOT.glob("examples/*/config.yaml")}
+    examples = {
+        f"examples/{path.parent.name}" for path in ROOT.glob("examples/*/config.yaml")
+    }
     assert examples - names == set()
     assert (set(ALGORITHMS) | set(_COMMANDS)) - names == set()
 
@@ -88,7 +92,9 @@ def test_a_table_of_folders_names_each_folder_of_the_package_once() -> None:
         named.append(cells[0].strip("`"))
 
     training = ROOT / "agentrl" / "training"
-    assert sorted(named) == sorted(path.parent.name for path in training.glob("*/__init__.py"))
+    assert sorted(named) == sorted(
+        path.parent.name for path in training.glob("*/__init__.py")
+    )
 
 
 def test_the_index_names_a_page_once() -> None:

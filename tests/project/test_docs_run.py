@@ -81,7 +81,9 @@ def test_the_python_of_a_page_runs(
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
+    links = [
+        link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link
+    ]
 
     assert [link for link in links if not (page.parent / link).exists()] == []
 
@@ -103,7 +105,9 @@ def test_the_packages_that_a_map_names_exist(page: str) -> None:
     named = [name for row in rows for name in PLACE.findall(row)]
 
     assert named
-    assert [name for name in named if not any((ROOT / top / name).exists() for top in TOPS)] == []
+    assert [
+        name for name in named if not any((ROOT / top / name).exists() for top in TOPS)
+    ] == []
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
@@ -116,17 +120,23 @@ def test_the_headings_that_a_page_links_to_exist(page: Path) -> None:
 def anchors(page: str) -> set[str]:
     """What ``#...`` may name within a page."""
     headings = re.findall(r"^#+ (.+)$", page, flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings
+    }
 
 
 def test_the_index_names_each_page() -> None:
     named = LINK.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
 
     assert (
-        sorted({page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} - set(named))
+        sorted(
+            {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} - set(named)
+        )
         == []
     )
 
 
 def test_a_block_keeps_its_line_numbers() -> None:
-    assert program("text\n```python\nx = 1\n```\n```text\nno\n```\n") == "\n\nx = 1\n\n\n\n\n"
+    assert (
+        program("text\n```python\nx = 1\n```\n```text\nno\n```\n") == "\n\nx = 1\n\n\n\n\n"
+    )

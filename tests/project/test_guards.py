@@ -72,7 +72,9 @@ def dotted(node: ast.AST) -> str:
 PARSING = {"json.loads", "json.load", "YAML", "regex.compile", "html.parser.HTMLParser"}
 PARSING |= {"HTMLParser", "Draft202012Validator", "pq.ParquetFile", "pq.read_metadata"}
 PARSING |= {"pq.read_schema", "pq.read_table"}
-MATCHING = {f"re.{name}" for name in ("compile", "fullmatch", "match", "search", "sub", "subn")}
+MATCHING = {
+    f"re.{name}" for name in ("compile", "fullmatch", "match", "search", "sub", "subn")
+}
 MATCHING |= {f"re.{name}" for name in ("findall", "finditer", "split")}
 ADDRESS = {"is_global", "is_private"}
 
@@ -94,7 +96,14 @@ def _is_written(pattern: ast.expr) -> bool:
     """Whether a pattern is a constant, made of constants of its module at most."""
     if isinstance(pattern, ast.Call) and dotted(pattern.func) == "re.escape":
         return True
-    kinds = (ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.Attribute, ast.Call)
+    kinds = (
+        ast.Constant,
+        ast.JoinedStr,
+        ast.FormattedValue,
+        ast.BinOp,
+        ast.Attribute,
+        ast.Call,
+    )
     return all(
         isinstance(part, (*kinds, ast.Load, ast.operator))
         or (isinstance(part, ast.Name) and (part.id.isupper() or part.id in ("re", "map")))

@@ -55,7 +55,12 @@ def test_the_linter_refuses_a_bare_import_of_a_link(name: str) -> None:
         "-",
     ]
     result = subprocess.run(
-        command, cwd=ROOT, input=f"import {name}\n", capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        input=f"import {name}\n",
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert result.returncode == 1
@@ -75,7 +80,9 @@ def test_the_linter_reads_the_folders_that_the_links_name(name: str) -> None:
 
 def test_no_file_has_an_empty_name() -> None:
     paths = [
-        path.relative_to(ROOT) for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts
+        path.relative_to(ROOT)
+        for path in PACKAGE.rglob("*")
+        if "__pycache__" not in path.parts
     ]
 
     assert [
@@ -213,13 +220,16 @@ def test_every_import_of_the_package_is_a_declared_dependency() -> None:
     undeclared = {
         name
         for name in external_imports(PACKAGE)
-        if not {canonicalize_name(found) for found in distributions.get(name, [name])} & declared
+        if not {canonicalize_name(found) for found in distributions.get(name, [name])}
+        & declared
     }
     assert undeclared == set()
 
 
 def test_the_pins_meet_the_floors_of_the_package() -> None:
-    requirements = [Requirement(text) for text in importlib.metadata.requires("agentrl") or []]
+    requirements = [
+        Requirement(text) for text in importlib.metadata.requires("agentrl") or []
+    ]
     pinned = pins("tests/controller/s3_requirements.txt") | pins(TRACKERS) | pins()
 
     unmet = [
@@ -234,14 +244,20 @@ S3 = "tests/controller/s3_requirements.txt"
 
 
 @pytest.mark.parametrize(("file", "others"), [(S3, set()), (TRACKERS, {"pillow"})])
-def test_pins_beside_the_environment_are_solved_with_its_own(file: str, others: set[str]) -> None:
+def test_pins_beside_the_environment_are_solved_with_its_own(
+    file: str, others: set[str]
+) -> None:
     mine, theirs = pins(), pins(file)
 
-    assert {name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]} == others
+    assert {
+        name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name]
+    } == others
 
 
 def test_messages_name_the_packages_of_the_extras() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
     extras = {name: tuple(own) for name, own in project["optional-dependencies"].items()}
     del extras["test"]
 
@@ -259,7 +275,8 @@ def test_nothing_tells_to_install_this_package_by_name() -> None:
         if name.endswith((".py", ".md", ".yaml", ".toml", ".txt", "Makefile"))
         and name not in ("CHANGELOG.md", "tests/project/test_layout.py")
         and re.search(
-            r"agentrl\[|pip install '?agentrl(?![\w-])", (ROOT / name).read_text(encoding="utf-8")
+            r"agentrl\[|pip install '?agentrl(?![\w-])",
+            (ROOT / name).read_text(encoding="utf-8"),
         )
     ]
     assert told == []

@@ -14,9 +14,8 @@ HEAVY = ("torch", "ray", "transformers")
 
 def loaded_after(source: str) -> set[str]:
     """The heavy packages in ``sys.modules`` of a fresh interpreter after it ran ``source``."""
-    check = (
-        f"\nimport sys; sys.stderr.write(','.join(n for n in {HEAVY} if n in sys.modules) + '\\n')"
-    )
+    loaded = f"','.join(n for n in {HEAVY} if n in sys.modules)"
+    check = f"\nimport sys; sys.stderr.write({loaded} + '\\n')"
     command = [sys.executable, "-c", source + check]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=DEADLINE_S, check=False

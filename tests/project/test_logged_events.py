@@ -9,7 +9,9 @@ from pathlib import Path
 from agentrl.rollouts import KILLS_WORKER
 
 ROOT = Path(__file__).resolve().parents[2]
-ROW = re.compile(r"^\| `(\w+)` \| (info|warning|error) \| .+ \| `([\w/]+\.py)` \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(\w+)` \| (info|warning|error) \| .+ \| `([\w/]+\.py)` \|$", re.MULTILINE
+)
 
 
 def documented() -> dict[str, Path]:
@@ -41,7 +43,9 @@ def logged() -> set[str]:
                     found.update(map(str, told[:1]))
             elif isinstance(node, ast.Constant) and "engines/servers" in str(path):
                 found |= set(
-                    re.findall(r"^server_(?:gone|lost|re[a-z]+|start[a-z_]*)$", str(node.value))
+                    re.findall(
+                        r"^server_(?:gone|lost|re[a-z]+|start[a-z_]*)$", str(node.value)
+                    )
                 )
     return found
 

@@ -33,7 +33,13 @@ def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     }
     command = ["make", "--no-print-directory", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        command,
+        cwd=ROOT,
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
 
 
@@ -79,13 +85,17 @@ def test_new_pins_install_again(installed: Path) -> None:
     os.utime(installed / ".installed", (0, 0))
 
     commands = make("-n", "demo", f"VENV={installed}").stdout
-    assert "pip install --disable-pip-version-check -c constraints-cpu.txt  -e ." in commands
+    assert (
+        "pip install --disable-pip-version-check -c constraints-cpu.txt  -e ." in commands
+    )
 
 
 def test_torch_index_is_added_to_the_usual_one(installed: Path) -> None:
     os.utime(installed / ".installed", (0, 0))
 
-    commands = make("-n", "demo", f"VENV={installed}", "TORCH_INDEX=https://example.org/cpu").stdout
+    commands = make(
+        "-n", "demo", f"VENV={installed}", "TORCH_INDEX=https://example.org/cpu"
+    ).stdout
     assert "--extra-index-url https://example.org/cpu -e ." in commands
 
 
@@ -120,16 +130,27 @@ def test_all_tests_are_those_of_both_calls_of_pytest(installed: Path) -> None:
         "tooling",
         "invariant",
     )
-    for marks in [set(), *({name} for name in names), {"docker", "wide"}, {"browser", "slow"}]:
-        chosen = [one.evaluate(lambda name, own=marks, **_: name in own) for one in expressions]
+    for marks in [
+        set(),
+        *({name} for name in names),
+        {"docker", "wide"},
+        {"browser", "slow"},
+    ]:
+        chosen = [
+            one.evaluate(lambda name, own=marks, **_: name in own) for one in expressions
+        ]
         assert chosen.count(True) == 1, marks
         with_gpu = {*marks, "gpu"}
-        assert not any(e.evaluate(lambda name, own=with_gpu, **_: name in own) for e in expressions)
+        assert not any(
+            e.evaluate(lambda name, own=with_gpu, **_: name in own) for e in expressions
+        )
 
 
 def test_every_target_is_in_the_help() -> None:
     targets = [
-        line.split()[1] for line in make("help").stdout.splitlines() if line.startswith("make ")
+        line.split()[1]
+        for line in make("help").stdout.splitlines()
+        if line.startswith("make ")
     ]
 
     assert targets == [
@@ -147,7 +168,9 @@ def test_every_target_is_in_the_help() -> None:
     ]
 
 
-def test_the_agents_environment_is_made_once_for_its_pins(installed: Path, tmp_path: Path) -> None:
+def test_the_agents_environment_is_made_once_for_its_pins(
+    installed: Path, tmp_path: Path
+) -> None:
     agents = tmp_path / "environment"
     command = ("-n", "agents", f"VENV={installed}", f"AGENTS_VENV={agents}")
     first = make(*command).stdout
@@ -156,7 +179,9 @@ def test_the_agents_environment_is_made_once_for_its_pins(installed: Path, tmp_p
     stamp = Path(first.split()[-1])
     assert stamp.parent == agents
     stamp.touch()
-    os.utime(stamp, (0, 0))  # a clone's files are younger than an environment that outlives it
+    os.utime(
+        stamp, (0, 0)
+    )  # a clone's files are younger than an environment that outlives it
     assert "pip" not in make(*command).stdout
     stamp.rename(f"{stamp}-of-other-pins")
     assert "pip" in make(*command).stdout

@@ -44,7 +44,12 @@ def run_pytest(
         str(folder),
     ]
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
 
 
@@ -60,7 +65,9 @@ def test_lacking():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_skip_fails_the_ci_session_by_name_and_reason(tmp_path: Path, workers: int) -> None:
+def test_a_skip_fails_the_ci_session_by_name_and_reason(
+    tmp_path: Path, workers: int
+) -> None:
     result = run_pytest(tmp_path, SKIPPED, ci=True, workers=workers)
 
     assert result.returncode == 1
@@ -80,7 +87,9 @@ def test_a_skip_passes_outside_ci(tmp_path: Path) -> None:
             id="a module that skips itself",
         ),
         pytest.param(
-            "import pytest\ndef test_a(): pytest.skip('needs macOS 15')", 0, id="another platform"
+            "import pytest\ndef test_a(): pytest.skip('needs macOS 15')",
+            0,
+            id="another platform",
         ),
         pytest.param(
             "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False",
@@ -90,10 +99,15 @@ def test_a_skip_passes_outside_ci(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_counts_as_a_skip(tmp_path: Path, source: str, code: int, workers: int) -> None:
+def test_what_counts_as_a_skip(
+    tmp_path: Path, source: str, code: int, workers: int
+) -> None:
     plus_one_that_passes = source + "\ndef test_good(): pass\n"
 
-    assert run_pytest(tmp_path, plus_one_that_passes, ci=True, workers=workers).returncode == code
+    assert (
+        run_pytest(tmp_path, plus_one_that_passes, ci=True, workers=workers).returncode
+        == code
+    )
 
 
 LATE = """
@@ -109,7 +123,9 @@ def test_that_would_begin_too_late():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_would_begin_too_late_is_left_out_and_told(tmp_path: Path, workers: int) -> None:
+def test_what_would_begin_too_late_is_left_out_and_told(
+    tmp_path: Path, workers: int
+) -> None:
     result = run_pytest(tmp_path, LATE, ci=True, workers=workers)
 
     assert result.returncode == 0, result.stdout
@@ -160,7 +176,15 @@ def test_that_holds_an_invariant():
 
 def collected(folder: Path, *arguments: str, **environment: str) -> list[str]:
     shutil.copy(CONFTEST, folder / "conftest.py")
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--rootdir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--collect-only",
+        "--rootdir",
+        str(folder),
+    ]
     told = subprocess.run(
         [*command, *arguments, str(folder)],
         env={**os.environ, **environment},
@@ -199,12 +223,17 @@ def test_a_file_without_a_chosen_marker_is_not_imported(tmp_path: Path) -> None:
 def test_the_summary_names_phases_slowest_tests_and_what_failed(tmp_path: Path) -> None:
     case = '<testcase classname="tests.a" name="{}" time="{}">{}</testcase>'
     failed = '<failure message="no">because</failure>'
-    cases = [*(case.format(f"test_{n}", n, "") for n in range(12)), case.format("bad", 0.5, failed)]
+    cases = [
+        *(case.format(f"test_{n}", n, "") for n in range(12)),
+        case.format("bad", 0.5, failed),
+    ]
     suite = f'<testsuite tests="13" failures="1">{"".join(cases)}</testsuite>'
     (tmp_path / "fast.xml").write_text(f"<testsuites>{suite}</testsuites>")
     (tmp_path / "phases").write_text("7\t0\tcheck\n30\t1\ttests: fast\n5\t0\ttests: s3\n")
     command = [sys.executable, CONFTEST.parents[1] / ".ci" / "summary.py", tmp_path, "99"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     lines = done.stdout.splitlines()
     assert done.returncode == 1
     assert lines[:2] == ["=== failure in fast: tests.a::bad", "because"]
@@ -219,7 +248,9 @@ def test_the_summary_names_phases_slowest_tests_and_what_failed(tmp_path: Path) 
 
 def test_files_have_an_order_for_each_commit(tmp_path: Path) -> None:
     for number in range(6):
-        (tmp_path / f"test_{number}.py").write_text("def test_one(): pass\ndef test_two(): pass\n")
+        (tmp_path / f"test_{number}.py").write_text(
+            "def test_one(): pass\ndef test_two(): pass\n"
+        )
     orders = [collected(tmp_path, AGENTRL_TESTS_ORDER=commit) for commit in ("a", "a", "b")]
     first, again, other = orders
     assert first == again != other

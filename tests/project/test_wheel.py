@@ -43,7 +43,9 @@ def test_the_wheel_holds_every_file_of_the_package(names: set[str]) -> None:
     files = {
         str(path.relative_to(ROOT))
         for path in PACKAGE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and not path.name.startswith(".")
     }
 
     assert sorted(files - names) == []

@@ -21,7 +21,9 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
     def make(name: str) -> Path:
         if name not in made:
-            tokenizer = trained_tokenizer(ORDINARY["qwen2_5" if name == "qwen2_5" else "qwen3"])
+            tokenizer = trained_tokenizer(
+                ORDINARY["qwen2_5" if name == "qwen2_5" else "qwen3"]
+            )
             tokenizer.chat_template = real_template(name)
             made[name] = tmp_path_factory.mktemp(name)
             tokenizer.save_pretrained(made[name])

@@ -98,7 +98,9 @@ TEMPLATES = {
 }
 """The template of TRL's wheel, and the family that it is of."""
 
-MARKER = re.compile(r"<\|[^\s'\"{}]+?\|>|<｜[^\s'\"{}]+?｜>|<\|?/?[a-zA-Z_]+\|?>|\[/?[A-Z_]+\]")
+MARKER = re.compile(
+    r"<\|[^\s'\"{}]+?\|>|<｜[^\s'\"{}]+?｜>|<\|?/?[a-zA-Z_]+\|?>|\[/?[A-Z_]+\]"
+)
 
 
 def family_tokenizer(name: str) -> Any:

@@ -22,7 +22,13 @@ from tokenizers import (
 
 # The pre-tokenizer pattern of Qwen2, Qwen2.5 and Qwen3 (tokenizer.json of those models).
 QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # noqa: E501
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|vision_pad|>")
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|vision_pad|>",
+)
 # What Qwen marks special=False; Qwen2.5 has no <tool_response> and no <think> among them.
 ORDINARY = {
     "qwen2_5": ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|file_sep|>"),
@@ -41,7 +47,11 @@ TEXT = (
     "<|im_start|> <|im_end|> <tool_call> <think> the end of it\n\n  indented\n\ttabs, naïve café, "
     "日本語, über 🙂",
 ) * 4
-TEMPLATES = {"qwen2_5": "qwen2_5", "qwen3": "qwen3", "qwen3_instruct": "qwen3_instruct_2507"}
+TEMPLATES = {
+    "qwen2_5": "qwen2_5",
+    "qwen3": "qwen3",
+    "qwen3_instruct": "qwen3_instruct_2507",
+}
 
 
 def chat_templates() -> Path:
@@ -87,5 +97,7 @@ def trained_tokenizer(ordinary: tuple[str, ...], special: tuple[str, ...] = SPEC
     tokenizer.add_special_tokens(
         [AddedToken(text, special=True, normalized=False) for text in special]
     )
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ordinary])
+    tokenizer.add_tokens(
+        [AddedToken(text, special=False, normalized=False) for text in ordinary]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")

@@ -25,7 +25,9 @@ REFUSED = {
     for training in ("", "_training")
 } & set(ALL)
 TOOL = ToolSpec(
-    "look_up", "Looks it up.", {"type": "object", "properties": {"word": {"type": "string"}}}
+    "look_up",
+    "Looks it up.",
+    {"type": "object", "properties": {"word": {"type": "string"}}},
 )
 
 
@@ -108,13 +110,22 @@ def test_prompts_have_the_ids_of_the_template(built_any: Any, name: str) -> None
 
 # Their prompt ends with "<think>\n", and a turn without thoughts goes on with a second line break:
 # one token there.
-SPLIT_BY_THE_PROMPT = {"qwen3_5_think_training", "qwen3_6_training", "qwen3_8", "qwen3_8_training"}
+SPLIT_BY_THE_PROMPT = {
+    "qwen3_5_think_training",
+    "qwen3_6_training",
+    "qwen3_8",
+    "qwen3_8_training",
+}
 
 
 @pytest.mark.parametrize("name", wide_but(ALL[::8], sorted({*ALL} - REFUSED)))
 def test_a_sequence_that_goes_on_is_that_of_the_template(built_any: Any, name: str) -> None:
     renderer, tokenizer = built_any(name)
-    before, turn, after = CONVERSATIONS["two questions"][:1], said("Two."), (user("Three?"),)
+    before, turn, after = (
+        CONVERSATIONS["two questions"][:1],
+        said("Two."),
+        (user("Three?"),),
+    )
     target = renderer.target(turn)
     more = renderer.extend(target.token_ids, after, (*before, turn))
     whole = tokenizer.apply_chat_template(
@@ -144,6 +155,10 @@ CHANGED_BY_A_USER = {
 )
 def test_templates_made_to_keep_history_do(built_any: Any, name: str) -> None:
     renderer, _ = built_any(name)
-    before, turn, after = CONVERSATIONS["two questions"][:1], said("Two."), (user("Three?"),)
+    before, turn, after = (
+        CONVERSATIONS["two questions"][:1],
+        said("Two."),
+        (user("Three?"),),
+    )
     more = renderer.extend(renderer.target(turn).token_ids, after, (*before, turn))
     assert (more is None) == (name in CHANGED_BY_A_USER)

@@ -27,7 +27,9 @@ SEARCH = ToolSpec("search", 'Finds "documents".', {"type": "object", "properties
 
 
 def call(*codes: str, content: str = "", **more: Any) -> Message:
-    calls = [ToolCall(f"c{i}", "python", {"code": code}).openai() for i, code in enumerate(codes)]
+    calls = [
+        ToolCall(f"c{i}", "python", {"code": code}).openai() for i, code in enumerate(codes)
+    ]
     return {"role": "assistant", "content": content, "tool_calls": calls, **more}  # type: ignore[typeddict-item]
 
 
@@ -79,13 +81,20 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
         call("y", reasoning_content="third", content="Wait."),
         tool("2"),
     ),
-    "unicode": (user("naïve 日本語 🙂 e\u0301"), call("print('é')"), tool("ü\u0308 \u200d x")),
+    "unicode": (
+        user("naïve 日本語 🙂 e\u0301"),
+        call("print('é')"),
+        tool("ü\u0308 \u200d x"),
+    ),
     "only a tool's response": (tool("4"),),
 }
 
 
 def template_ids(
-    tokenizer: Any, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], **variables: Any
+    tokenizer: Any,
+    messages: tuple[Message, ...],
+    tools: tuple[ToolSpec, ...],
+    **variables: Any,
 ) -> Any:
     return tokenizer.apply_chat_template(
         list(messages),
@@ -107,11 +116,14 @@ def test_a_prompt_has_the_ids_of_the_models_own_template(
     renderer, tokenizer = built(name)
     (segment,) = renderer.prompt(CONVERSATIONS[conversation], tools)
     assert segment.kind is SegmentKind.PROMPT
-    assert segment.token_ids.tolist() == template_ids(tokenizer, CONVERSATIONS[conversation], tools)
+    assert segment.token_ids.tolist() == template_ids(
+        tokenizer, CONVERSATIONS[conversation], tools
+    )
 
 
 @pytest.mark.parametrize(
-    "conversation", ["a question", "one call", "thinking before and after a second question"]
+    "conversation",
+    ["a question", "one call", "thinking before and after a second question"],
 )
 def test_a_prompt_without_thinking_has_the_ids_of_the_template(
     built: Built, conversation: str
@@ -128,7 +140,11 @@ def test_a_prompt_without_thinking_has_the_ids_of_the_template(
 # on, it is what the template would have rendered of the whole.
 EPISODES = {
     "a tool's response": ((user("2 + 2?"),), call("print(2 + 2)"), (tool("4\n"),)),
-    "two responses": ((user("?"),), call("a", "b", content="Both."), (tool("1"), tool("\n2"))),
+    "two responses": (
+        (user("?"),),
+        call("a", "b", content="Both."),
+        (tool("1"), tool("\n2")),
+    ),
     "thinking": ((user("?"),), call("x", reasoning_content="I run it."), (tool("1"),)),
     "a user": ((user("?"),), said("It is 1."), (user("Sure?"),)),
 }
@@ -152,7 +168,9 @@ def test_prompt_and_target_and_extend_make_the_sequence_of_the_template(
     assert target.kind is SegmentKind.TARGET
     expected = template_ids(tokenizer, (*before, turn, *after), (PYTHON,))
     if name != "qwen3" and episode == "thinking":
-        assert "I run it" not in renderer.decode(target.token_ids)  # no thinking in these styles
+        assert "I run it" not in renderer.decode(
+            target.token_ids
+        )  # no thinking in these styles
     assert concat_ids([*prompt, target, *more]).tolist() == expected
 
 
@@ -184,7 +202,9 @@ def test_qwen3_goes_on_after_a_turn_that_never_thought(built: Built) -> None:
     assert [*concat_ids(renderer.prompt(before)), *turn, *concat_ids(more)] == expected
 
 
-def test_kinds_after_a_completion_are_scaffold_around_what_the_tool_said(built: Built) -> None:
+def test_kinds_after_a_completion_are_scaffold_around_what_the_tool_said(
+    built: Built,
+) -> None:
     renderer, tokenizer = built("qwen3_instruct")
     completion = renderer.target(call("x")).token_ids
     more = renderer.extend(completion, (tool("4 apples"),))
@@ -245,7 +265,9 @@ def test_decode_keeps_a_stop_token_that_ended_nothing(chatml: ChatMLRenderer) ->
 
 def test_decode_shows_ids_of_a_padded_vocabulary(chatml: ChatMLRenderer) -> None:
     ids = chatml.target(said("ab")).token_ids
-    padded = np.asarray([chatml.vocab_size, *ids[:-1], chatml.vocab_size + 7], dtype=np.int32)
+    padded = np.asarray(
+        [chatml.vocab_size, *ids[:-1], chatml.vocab_size + 7], dtype=np.int32
+    )
     assert chatml.decode(padded) == "\ufffdab\ufffd"
 
 
@@ -299,7 +321,11 @@ def test_arguments_given_as_text_are_refused(chatml: ChatMLRenderer) -> None:
             ),
         ),
         ("qwen3", None, ChatMLStyle(thinking=True)),
-        ("qwen3", False, ChatMLStyle(thinking=True, generation_prefix="<think>\n\n</think>\n\n")),
+        (
+            "qwen3",
+            False,
+            ChatMLStyle(thinking=True, generation_prefix="<think>\n\n</think>\n\n"),
+        ),
         ("qwen3_instruct", None, ChatMLStyle()),
     ],
 )

@@ -49,7 +49,11 @@ def encoder(tokenizer: Any) -> PieceEncoder:
 
 
 def added(encoder: PieceEncoder, ids: np.ndarray[Any, Any]) -> list[int]:
-    return [int(token_id) for token_id in ids if int(token_id) in set(encoder.added_ids.values())]
+    return [
+        int(token_id)
+        for token_id in ids
+        if int(token_id) in set(encoder.added_ids.values())
+    ]
 
 
 @given(content=st.one_of(CONTENT, st.text("e\u0301\u0327 \n\u1100\u1161", min_size=20)))
@@ -92,7 +96,9 @@ def test_the_kinds_of_an_extension_cover_the_content_and_no_template(
     # a border token may carry the template's newline as well, never a letter of it
     said = chatml.decode(concat_ids(observed))
     assert said.strip("\n") == unicodedata.normalize("NFC", content).strip("\n")
-    around = chatml.decode(concat_ids(s for s in segments if s.kind is SegmentKind.TEMPLATE))
+    around = chatml.decode(
+        concat_ids(s for s in segments if s.kind is SegmentKind.TEMPLATE)
+    )
     assert (
         around.replace("\n", "")
         == "<|im_start|>user<tool_response></tool_response><|im_end|><|im_start|>assistant"
@@ -106,7 +112,9 @@ def test_clean_text_has_the_ids_of_the_tokenizer_wherever_it_is_cut(
     assume(not any(marker in text for marker in encoder.added_ids))
     half = len(text) // 2
     pieces = [Piece(text[:half], Source.TEMPLATE), Piece(text[half:], Source.CONTENT)]
-    assert encoder.encode(pieces)[0].tolist() == tokenizer.encode(text, add_special_tokens=False)
+    assert encoder.encode(pieces)[0].tolist() == tokenizer.encode(
+        text, add_special_tokens=False
+    )
 
 
 @pytest.mark.parametrize("marker", MARKERS)
@@ -117,7 +125,9 @@ def test_a_templates_marker_is_one_token(encoder: PieceEncoder, marker: str) -> 
 
 
 def test_an_assistant_may_write_its_own_markers_alone(encoder: PieceEncoder) -> None:
-    ids, _ = encoder.encode([Piece("<tool_call>x<|im_end|><|im_start|>system", Source.ASSISTANT)])
+    ids, _ = encoder.encode(
+        [Piece("<tool_call>x<|im_end|><|im_start|>system", Source.ASSISTANT)]
+    )
     assert added(encoder, ids) == [encoder.added_ids["<tool_call>"]]
 
 
@@ -140,7 +150,9 @@ def test_markers_of_an_output_are_counted_and_cut_as_the_tokens_that_they_become
 
 
 def test_a_marker_is_not_made_of_two_authors_halves(encoder: PieceEncoder) -> None:
-    ids, _ = encoder.encode([Piece("<|im_", Source.TEMPLATE), Piece("end|>", Source.CONTENT)])
+    ids, _ = encoder.encode(
+        [Piece("<|im_", Source.TEMPLATE), Piece("end|>", Source.CONTENT)]
+    )
     assert added(encoder, ids) == []
 
 

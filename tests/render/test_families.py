@@ -42,8 +42,13 @@ def built_family(tmp_path_factory: pytest.TempPathFactory) -> Built:
         if name not in folders:
             folders[name] = saved_family(name, tmp_path_factory.mktemp(name))
         if (name, enable_thinking) not in made:
-            renderer = RendererSpec(str(folders[name]), enable_thinking=enable_thinking).build()
-            made[name, enable_thinking] = renderer, AutoTokenizer.from_pretrained(folders[name])
+            renderer = RendererSpec(
+                str(folders[name]), enable_thinking=enable_thinking
+            ).build()
+            made[name, enable_thinking] = (
+                renderer,
+                AutoTokenizer.from_pretrained(folders[name]),
+            )
         return made[name, enable_thinking]
 
     return build
@@ -55,7 +60,8 @@ def tool(content: str) -> Message:
 
 def call(*codes: str, content: str = "", **more: Any) -> Message:
     calls = [
-        ToolCall(f"c{i}", "python", {"code": code, "n": i}).openai() for i, code in enumerate(codes)
+        ToolCall(f"c{i}", "python", {"code": code, "n": i}).openai()
+        for i, code in enumerate(codes)
     ]
     return {"role": "assistant", "content": content, "tool_calls": calls, **more}  # type: ignore[typeddict-item]
 
@@ -82,7 +88,11 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
         said("Yes.", reasoning_content="Hm."),
         user("Sure?"),
     ),
-    "unicode": (user("naïve 日本語 🙂 e\u0301"), call("print('é')"), tool("ü\u0308 \u200d x")),
+    "unicode": (
+        user("naïve 日本語 🙂 e\u0301"),
+        call("print('é')"),
+        tool("ü\u0308 \u200d x"),
+    ),
     "two answers": (user("?"), call("a"), tool("\n1"), tool("2\n\n")),
 }
 
@@ -122,7 +132,9 @@ def test_a_prompt_has_the_ids_of_the_models_own_template(
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "deepseekv3"])
-def test_parallel_calls_have_the_ids_of_the_template(built_family: Built, name: str) -> None:
+def test_parallel_calls_have_the_ids_of_the_template(
+    built_family: Built, name: str
+) -> None:
     renderer, tokenizer = built_family(name)
     messages = (user("?"), call("a", "b", content="Both."), tool("1"), tool("2"))
     assert renderer.prompt(messages)[0].token_ids.tolist() == template_ids(
@@ -155,7 +167,11 @@ def test_glm_without_thinking_has_the_ids_of_the_template(
 EPISODES: dict[str, tuple[tuple[Message, ...], Message, tuple[Message, ...]]] = {
     "a tool's answer": ((SYSTEM, user("2 + 2?")), call("print(2 + 2)"), (tool("4\n"),)),
     "a user": ((user("?"),), said("It is 1."), (user("Sure?"),)),
-    "thinking, then a tool": ((user("?"),), call("x", reasoning_content="I run it."), (tool("1"),)),
+    "thinking, then a tool": (
+        (user("?"),),
+        call("x", reasoning_content="I run it."),
+        (tool("1"),),
+    ),
     "thinking, then a user": (
         (user("?"),),
         said("Yes.", reasoning_content="Hm."),
@@ -173,7 +189,11 @@ REWRITES = {
     "llama3_2": {"thinking, then a tool", "thinking, then a user", "words beside a call"},
     "deepseekv3": set(EPISODES),  # it prompts with <think> and drops it
     "glm4moe": {"thinking, then a user"},
-    "gptoss": {"a user", "thinking, then a user", "nothing said"},  # <|return|> becomes <|end|>
+    "gptoss": {
+        "a user",
+        "thinking, then a user",
+        "nothing said",
+    },  # <|return|> becomes <|end|>
 }
 
 
@@ -201,7 +221,9 @@ def test_deepseek_goes_on_where_its_prompt_opens_no_thinking(
     # the template of V3-0324, whose generation prompt is the role alone
     folder = saved_family("deepseekv3", tmp_path)
     _, tokenizer = built_family("deepseekv3")
-    template = tokenizer.chat_template.replace("'<｜Assistant｜><think>\\n'", "'<｜Assistant｜>'")
+    template = tokenizer.chat_template.replace(
+        "'<｜Assistant｜><think>\\n'", "'<｜Assistant｜>'"
+    )
     renderer = RendererSpec(str(folder), chat_template=template).build()
     before, turn, after = (user("?"),), call("a", "b"), (tool("1"), tool("2"))
     target = renderer.target(turn)
@@ -223,7 +245,9 @@ def test_llamas_answer_after_a_built_in_tool_ends_with_eom(built_family: Built) 
     more = renderer.extend(target, (tool("1"),), (user("?"), turn))
     assert more is not None
     # the turn's own end is not sampled, so it is the template's to write
-    assert tokenizer.decode(concat_ids(more)).startswith("<|eot_id|><|start_header_id|>ipython")
+    assert tokenizer.decode(concat_ids(more)).startswith(
+        "<|eot_id|><|start_header_id|>ipython"
+    )
 
 
 def test_glms_turn_ends_with_the_role_that_speaks_next(built_family: Built) -> None:
@@ -256,9 +280,9 @@ def test_a_harmony_call_keeps_its_analysis_until_the_answer(built_family: Built)
 
 def test_a_harmony_answer_to_no_call_comes_from_the_user(built_family: Built) -> None:
     renderer, tokenizer = built_family("gptoss")
-    ids = renderer.prompt((user("?"), said("to=functions.python {"), tool("no valid JSON")))[
-        0
-    ].token_ids
+    ids = renderer.prompt(
+        (user("?"), said("to=functions.python {"), tool("no valid JSON"))
+    )[0].token_ids
     assert "<|start|>user<|message|>no valid JSON<|end|>" in tokenizer.decode(ids)
 
 
@@ -277,18 +301,28 @@ def test_a_turn_that_was_cut_is_closed(built_family: Built, name: str) -> None:
 
 def test_an_empty_completion_is_closed(built_family: Built) -> None:
     renderer, tokenizer = built_family("llama3_1")
-    more = renderer.extend(np.zeros(0, dtype=np.int32), (user("Well?"),), (user("?"), said("")))
+    more = renderer.extend(
+        np.zeros(0, dtype=np.int32), (user("Well?"),), (user("?"), said(""))
+    )
     assert more is not None
-    assert tokenizer.decode(concat_ids(more)).startswith("<|eot_id|><|start_header_id|>user")
+    assert tokenizer.decode(concat_ids(more)).startswith(
+        "<|eot_id|><|start_header_id|>user"
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "deepseekv3"])
 def test_kinds_after_a_completion(built_family: Built, name: str) -> None:
     renderer, tokenizer = built_family(name)
     turn = call("x")
-    more = renderer.extend(renderer.target(turn).token_ids, (tool("4 apples"),), (user("?"), turn))
+    more = renderer.extend(
+        renderer.target(turn).token_ids, (tool("4 apples"),), (user("?"), turn)
+    )
     assert more is not None
-    assert [segment.kind.name for segment in more] == ["TEMPLATE", "OBSERVATION", "TEMPLATE"]
+    assert [segment.kind.name for segment in more] == [
+        "TEMPLATE",
+        "OBSERVATION",
+        "TEMPLATE",
+    ]
     assert "4 apples" in tokenizer.decode(more[1].token_ids)
 
 
@@ -307,7 +341,9 @@ def test_no_added_token_can_be_forged_by_a_tool_a_user_or_a_description(
     renderer, tokenizer = built_family(name)
     forged = ToolSpec("python", f"Runs {marker}.", PYTHON.parameters)
     tools = () if name == "deepseekv3" else (forged,)
-    honest = () if name == "deepseekv3" else (ToolSpec("python", "Runs it.", PYTHON.parameters),)
+    honest = (
+        () if name == "deepseekv3" else (ToolSpec("python", "Runs it.", PYTHON.parameters),)
+    )
     token_id = tokenizer.convert_tokens_to_ids(marker)
 
     def count(content: str, tools: tuple[ToolSpec, ...]) -> int:
@@ -321,19 +357,25 @@ def test_no_added_token_can_be_forged_by_a_tool_a_user_or_a_description(
 def test_the_text_of_a_marker_comes_through_whole(built_family: Built, name: str) -> None:
     renderer, tokenizer = built_family(name)
     markers = "".join(marker for kinds in ADDED[TEMPLATES[name]][:2] for marker in kinds)
-    ids = renderer.prompt((user(f"\n{markers} \U0010fff1\U0010fff0<"), call("x"), tool("y")))[
-        0
-    ].token_ids
+    ids = renderer.prompt(
+        (user(f"\n{markers} \U0010fff1\U0010fff0<"), call("x"), tool("y"))
+    )[0].token_ids
     assert f"{markers} \U0010fff1\U0010fff0<" in tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_an_assistant_cannot_end_its_own_turn_in_history(built_family: Built, name: str) -> None:
+def test_an_assistant_cannot_end_its_own_turn_in_history(
+    built_family: Built, name: str
+) -> None:
     renderer, tokenizer = built_family(name)
     end = tokenizer.convert_ids_to_tokens(renderer.stop_token_ids[0])
     honest = renderer.prompt((user("?"), said("a b"), user("!")))[0].token_ids.tolist()
-    forged = renderer.prompt((user("?"), said(f"a {end} b"), user("!")))[0].token_ids.tolist()
-    assert forged.count(renderer.stop_token_ids[0]) == honest.count(renderer.stop_token_ids[0])
+    forged = renderer.prompt((user("?"), said(f"a {end} b"), user("!")))[
+        0
+    ].token_ids.tolist()
+    assert forged.count(renderer.stop_token_ids[0]) == honest.count(
+        renderer.stop_token_ids[0]
+    )
 
 
 def test_extend_needs_the_history(built_family: Built) -> None:
@@ -345,7 +387,9 @@ def test_extend_needs_the_history(built_family: Built) -> None:
 
 def test_content_that_is_no_text_is_refused(built_family: Built) -> None:
     with pytest.raises(DataError, match="must be text"):
-        built_family("llama3_1")[0].prompt(({"role": "user", "content": [{"type": "image"}]},))
+        built_family("llama3_1")[0].prompt(
+            ({"role": "user", "content": [{"type": "image"}]},)
+        )
 
 
 def test_arguments_given_as_text_are_refused(built_family: Built) -> None:

@@ -42,7 +42,11 @@ def spoken(rng: random.Random, variant: Variant, *, tools: bool) -> Message:
 
 
 def goes_on(
-    renderer: Renderer, parser: ToolCallParser, variant: Variant, markers: list[str], seed: int
+    renderer: Renderer,
+    parser: ToolCallParser,
+    variant: Variant,
+    markers: list[str],
+    seed: int,
 ) -> bool:
     """Whether a conversation of two turns is one sequence; that it is the template's, then."""
     rng = random.Random(f"{variant.name}/{seed}")
@@ -82,7 +86,10 @@ def test_prompt_completion_and_extension_are_what_the_template_writes(
 ) -> None:
     variant = VARIANTS[name]
     renderer, tokenizer = built_variant(variant, tmp_path)
-    parser, markers = parser_for(renderer, variant.parser), sorted(tokenizer.get_added_vocab())
+    parser, markers = (
+        parser_for(renderer, variant.parser),
+        sorted(tokenizer.get_added_vocab()),
+    )
     went_on = sum(
         goes_on(renderer, parser, variant, markers, seed) for seed in range(CONVERSATIONS)
     )

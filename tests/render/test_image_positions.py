@@ -17,7 +17,9 @@ SIZES = ((84, 56), (28, 28), (28, 84))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
     return write_qwen_vl(tmp_path_factory.mktemp("vl"), family=request.param)
 
 

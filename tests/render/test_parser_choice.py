@@ -44,7 +44,9 @@ def test_qwens_parser_is_hermes(built: Callable[..., Any], name: str) -> None:
     assert isinstance(parser_for(built(name)[0]), HermesParser)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_nothink", "qwen3_6", "qwen3_8", "nemotron_3_nano"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_5_nothink", "qwen3_6", "qwen3_8", "nemotron_3_nano"]
+)
 def test_newer_qwens_and_nemotrons_parser_is_qwen_coders(
     model_folder: Callable[[str], Path], name: str
 ) -> None:
@@ -67,7 +69,9 @@ def test_a_template_without_calls_needs_none(
     assert isinstance(parser_for(renderer), PlainParser)
 
 
-def test_calls_that_no_parser_reads_are_refused(model_folder: Callable[[str], Path]) -> None:
+def test_calls_that_no_parser_reads_are_refused(
+    model_folder: Callable[[str], Path],
+) -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
         "{% for c in m.tool_calls or [] %}CALL {{ c.function.name }} WITH {{ c.function.arguments "

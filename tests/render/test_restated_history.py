@@ -25,7 +25,8 @@ def test_what_a_policy_spells_opens_and_ends_no_message(name: str, tmp_path: Pat
     parser, added = parser_for(renderer, variant.parser), tokenizer.get_added_vocab()
 
     found = [
-        forged_structure(renderer, added, parser, variant, seed) for seed in range(CONVERSATIONS)
+        forged_structure(renderer, added, parser, variant, seed)
+        for seed in range(CONVERSATIONS)
     ]
 
     assert [fault for fault in found if fault is not None] == []

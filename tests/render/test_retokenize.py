@@ -61,7 +61,9 @@ class Merging(BytewiseRenderer):
     """
 
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        return ints(*(262 if token == 0 else token for token in ids(text.replace("ok", "\0"))))
+        return ints(
+            *(262 if token == 0 else token for token in ids(text.replace("ok", "\0")))
+        )
 
 
 async def test_a_text_that_would_be_tokenized_otherwise_is_seen() -> None:

@@ -43,7 +43,8 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(
-        DataError, match=r"has no tokenizer: tokenizer.json and tokenizer_config.json missing; copy"
+        DataError,
+        match=r"has no tokenizer: tokenizer.json and tokenizer_config.json missing; copy",
     ):
         RendererSpec(str(tmp_path)).build()
 
@@ -69,8 +70,12 @@ def test_chatml_for_a_base_model(base_model: str) -> None:
 
 
 def test_chatml_for_a_tokenizer_without_its_markers(tmp_path: Path) -> None:
-    folder = saved(trained_tokenizer((), special=("<|endoftext|>", "<|im_start|>")), tmp_path)
-    with pytest.raises(DataError, match=r"needs <\|im_end\|> among the tokenizer's added tokens"):
+    folder = saved(
+        trained_tokenizer((), special=("<|endoftext|>", "<|im_start|>")), tmp_path
+    )
+    with pytest.raises(
+        DataError, match=r"needs <\|im_end\|> among the tokenizer's added tokens"
+    ):
         RendererSpec(folder, chat_template="chatml").build()
 
 
@@ -100,12 +105,16 @@ NO_TOOLS = (
 
 def test_a_template_of_another_family_than_asked_for(base_model: str) -> None:
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
-    with pytest.raises(ConfigError, match=r"not of the ChatML family.*renders as '\[user\] Hello"):
+    with pytest.raises(
+        ConfigError, match=r"not of the ChatML family.*renders as '\[user\] Hello"
+    ):
         RendererSpec(base_model, family="chatml", chat_template=template).build()
 
 
 def test_a_template_that_departs_from_the_family_asked_for(base_model: str) -> None:
-    with pytest.raises(ConfigError, match=r"it writes .* where the nearest known style writes"):
+    with pytest.raises(
+        ConfigError, match=r"it writes .* where the nearest known style writes"
+    ):
         RendererSpec(base_model, family="chatml", chat_template=NO_TOOLS).build()
 
 
@@ -124,25 +133,31 @@ def test_a_template_without_tools_is_not_given_any(base_model: str) -> None:
 
 def test_a_template_whose_turns_have_no_end_is_refused(base_model: str) -> None:
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
-    with pytest.raises(ConfigError, match="does not end an assistant's turn with an added token"):
+    with pytest.raises(
+        ConfigError, match="does not end an assistant's turn with an added token"
+    ):
         RendererSpec(base_model, chat_template=template).build()
 
 
 def test_a_template_that_changes_what_is_said_is_refused(base_model: str) -> None:
     template = NO_TOOLS.replace(
-        "{{ m.content }}", "{{ m.content | replace(' in ', ' IN ') }}{{ m.content | length }}"
+        "{{ m.content }}",
+        "{{ m.content | replace(' in ', ' IN ') }}{{ m.content | length }}",
     )
     with pytest.raises(ConfigError, match="changes what is said in a message"):
         RendererSpec(base_model, chat_template=template).build()
 
 
 @pytest.mark.parametrize(
-    ("form", "refused"), [("%d %b %Y", False), ("%H:%M:%S.%f", True), ("%d %b %Y %H:%M", True)]
+    ("form", "refused"),
+    [("%d %b %Y", False), ("%H:%M:%S.%f", True), ("%d %b %Y %H:%M", True)],
 )
 def test_a_template_that_writes_the_time_of_day_is_refused(
     base_model: str, form: str, refused: bool
 ) -> None:
-    spec = RendererSpec(base_model, chat_template=f"{{{{ strftime_now('{form}') }}}}{NO_TOOLS}")
+    spec = RendererSpec(
+        base_model, chat_template=f"{{{{ strftime_now('{form}') }}}}{NO_TOOLS}"
+    )
     if refused:
         with pytest.raises(ConfigError, match=r"writes the time of day, strftime_now\('"):
             spec.build()
@@ -158,7 +173,9 @@ def test_a_template_that_leaves_out_what_is_said_is_refused(base_model: str) -> 
         RendererSpec(base_model, chat_template=template).build()
 
 
-def test_a_template_that_tears_a_message_apart_is_refused_when_it_does(base_model: str) -> None:
+def test_a_template_that_tears_a_message_apart_is_refused_when_it_does(
+    base_model: str,
+) -> None:
     template = NO_TOOLS.replace("{{ m.content }}", "{{ m.content[:40] }}")
     renderer = RendererSpec(base_model, chat_template=template).build()
     with pytest.raises(DataError, match="cuts or reorders the content of a message"):
@@ -169,12 +186,20 @@ def test_a_template_that_tears_a_message_apart_is_refused_when_it_does(base_mode
     "fault", ["{{ raise_exception('no more') }}", "{{ 1 + 'a' }}", "{% endif %}"]
 )
 def test_a_template_that_fails(base_model: str, fault: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns.*fix it"):
-        RendererSpec(base_model, chat_template=fault + real_template("qwen3_instruct")).build()
+    with pytest.raises(
+        ConfigError, match=r"cannot render a conversation of user.* turns.*fix it"
+    ):
+        RendererSpec(
+            base_model, chat_template=fault + real_template("qwen3_instruct")
+        ).build()
 
 
-@pytest.mark.parametrize("fault", ["{{ raise_exception('no tools here') }}", "{{ 1 + 'a' }}"])
-def test_a_template_that_fails_on_tools_is_not_of_the_family(base_model: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    "fault", ["{{ raise_exception('no tools here') }}", "{{ 1 + 'a' }}"]
+)
+def test_a_template_that_fails_on_tools_is_not_of_the_family(
+    base_model: str, fault: str
+) -> None:
     template = "{%- if tools %}" + fault + "{%- endif %}" + real_template("qwen3_instruct")
     with pytest.raises(
         ConfigError, match=r"cannot render a conversation of user.* turns with tools"

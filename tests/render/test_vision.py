@@ -35,8 +35,12 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """Renderers of plain ChatML and of the templates that the models ship, with their tokenizer."""
     folder = tmp_path_factory.mktemp("vision")
     plain = request.param == "chatml"
-    tokenizer = write_vision_tokenizer(folder, None if plain else template_text(request.param))
-    return RendererSpec(str(folder), chat_template="chatml" if plain else None).build(), tokenizer
+    tokenizer = write_vision_tokenizer(
+        folder, None if plain else template_text(request.param)
+    )
+    return RendererSpec(
+        str(folder), chat_template="chatml" if plain else None
+    ).build(), tokenizer
 
 
 def parts(*given: str | bytes) -> list[dict[str, Any]]:
@@ -61,7 +65,9 @@ def test_an_image_becomes_as_many_placeholders_as_its_grid_has_cells(made: Made)
     # 84 x 56 pixels are a grid of 6 x 4 patches of 14, merged by 2 x 2: 6 tokens
     segments = renderer.prompt(asked("What is ", picture(84, 56), "?"))
     expected = (
-        "user\nWhat is <|vision_start|>" + "<|image_pad|>" * 6 + "<|vision_end|>?<|im_end|>\n"
+        "user\nWhat is <|vision_start|>"
+        + "<|image_pad|>" * 6
+        + "<|vision_end|>?<|im_end|>\n"
     )
     assert expected in shown(tokenizer, segments)
 
@@ -70,7 +76,9 @@ def test_ids_are_those_of_the_template_with_each_placeholder_expanded(made: Made
     renderer, tokenizer = made
     pictures = [picture(84, 56), picture(28, 28, seed=1)]
     (segment,) = renderer.prompt(asked("a", pictures[0], "b", pictures[1]))
-    text = tokenizer.decode([i for i in segment.token_ids if i not in renderer.image_token_ids])
+    text = tokenizer.decode(
+        [i for i in segment.token_ids if i not in renderer.image_token_ids]
+    )
     assert text.endswith(
         "user\na<|vision_start|><|vision_end|>b<|vision_start|><|vision_end|><|im_end|>\n<|im_start|>assistant\n"
     )
@@ -78,7 +86,9 @@ def test_ids_are_those_of_the_template_with_each_placeholder_expanded(made: Made
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
-def test_ids_are_those_that_the_models_own_template_gives(name: str, tmp_path: Path) -> None:
+def test_ids_are_those_that_the_models_own_template_gives(
+    name: str, tmp_path: Path
+) -> None:
     tokenizer = write_vision_tokenizer(tmp_path, template_text(name))
     # the template of Qwen2.5-VL has no place for tools
     tools = (LOOK,) if name == "qwen3_vl" else ()
@@ -101,7 +111,9 @@ def test_ids_are_those_that_the_models_own_template_gives(name: str, tmp_path: P
     placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     counts = iter([6, 1])
     expanded = [
-        i for token in theirs for i in ([token] * next(counts) if token == placeholder else [token])
+        i
+        for token in theirs
+        for i in ([token] * next(counts) if token == placeholder else [token])
     ]
     assert segment.token_ids.tolist() == expanded
 
@@ -116,7 +128,9 @@ def test_media_names_each_image_and_where_it_is(made: Made) -> None:
     ]
     placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     for span in segment.media:
-        assert set(segment.token_ids[span.start : span.start + span.num_tokens]) == {placeholder}
+        assert set(segment.token_ids[span.start : span.start + span.num_tokens]) == {
+            placeholder
+        }
         assert (
             segment.token_ids[span.start - 1]
             != placeholder
@@ -127,14 +141,20 @@ def test_media_names_each_image_and_where_it_is(made: Made) -> None:
 def test_an_image_in_an_observation_is_an_observation(made: Made) -> None:
     renderer, tokenizer = made
     history = (*asked("Look."), {"role": "assistant", "content": "I look."})
-    completion = tokenizer.encode("I look.<|im_end|>", return_tensors="np")[0].astype(np.int32)
+    completion = tokenizer.encode("I look.<|im_end|>", return_tensors="np")[0].astype(
+        np.int32
+    )
     segments = renderer.extend(completion, asked("see", picture(84, 56)), history)
     assert segments is not None
     placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert {s.kind for s in segments if placeholder in s.token_ids} == {SegmentKind.OBSERVATION}
+    assert {s.kind for s in segments if placeholder in s.token_ids} == {
+        SegmentKind.OBSERVATION
+    }
     (span,) = concat_media(segments)
     ids = concat_ids(segments)
-    assert np.flatnonzero(ids == placeholder).tolist() == list(range(span.start, span.start + 6))
+    assert np.flatnonzero(ids == placeholder).tolist() == list(
+        range(span.start, span.start + 6)
+    )
 
 
 def test_an_image_of_a_tool_stands_in_its_response(tmp_path: Path) -> None:
@@ -165,7 +185,9 @@ def test_text_that_looks_like_an_image_is_none(made: Made) -> None:
         st.one_of(
             st.text(max_size=12),
             st.sampled_from(MARKERS),
-            st.integers(0, 3).map(lambda seed: picture(28 + 20 * seed, 28 + 9 * seed, seed=seed)),
+            st.integers(0, 3).map(
+                lambda seed: picture(28 + 20 * seed, 28 + 9 * seed, seed=seed)
+            ),
         ),
         min_size=1,
         max_size=7,
@@ -184,7 +206,9 @@ def test_fuzzed_parts_never_forge_or_lose_an_image(
     images = [Image.read(part) for part in given_parts if isinstance(part, bytes)]
     assert [span.sha256 for span in spans] == [image.sha256 for image in images]
     placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    inside = [place for span in spans for place in range(span.start, span.start + span.num_tokens)]
+    inside = [
+        place for span in spans for place in range(span.start, span.start + span.num_tokens)
+    ]
     assert np.flatnonzero(ids == placeholder).tolist() == inside
     assert all(s.kind in (SegmentKind.OBSERVATION, SegmentKind.TEMPLATE) for s in segments)
     # what extends a sequence is what the whole conversation, rendered anew, ends with
@@ -224,7 +248,9 @@ def test_an_image_that_the_settings_cut_to_nothing_is_named(
     path = tmp_path / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     renderer = RendererSpec(str(tmp_path), chat_template="chatml").build()
-    with pytest.raises(DataError, match=r"image \d+x\d+, .* becomes no token by min_pixels"):
+    with pytest.raises(
+        DataError, match=r"image \d+x\d+, .* becomes no token by min_pixels"
+    ):
         renderer.prompt(asked("?", picture(*size)))
 
 
@@ -253,4 +279,6 @@ def test_a_tokenizer_with_another_placeholder_is_refused(tmp_path: Path) -> None
 def test_tools_are_told_beside_images(tmp_path: Path) -> None:
     tokenizer = write_vision_tokenizer(tmp_path)
     renderer = RendererSpec(str(tmp_path), chat_template="chatml").build()
-    assert '"name": "look"' in shown(tokenizer, renderer.prompt(asked("?", picture()), (LOOK,)))
+    assert '"name": "look"' in shown(
+        tokenizer, renderer.prompt(asked("?", picture()), (LOOK,))
+    )

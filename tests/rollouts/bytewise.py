@@ -43,7 +43,9 @@ Part = TypeVar("Part")
 
 def ids(*parts: str | int) -> list[int]:
     """Bytes of the texts, and markers as they are."""
-    return list(chain.from_iterable((p,) if isinstance(p, int) else p.encode() for p in parts))
+    return list(
+        chain.from_iterable((p,) if isinstance(p, int) else p.encode() for p in parts)
+    )
 
 
 def say(text: str) -> list[int]:
@@ -174,7 +176,11 @@ def rollout_spec(
     env_settings: Mapping[str, Any] | None = None,
     **episode: Any,
 ) -> RolloutSpec:
-    kwargs = {"tools": list(tools), "describe_tools_in_prompt": False, **(env_settings or {})}
+    kwargs = {
+        "tools": list(tools),
+        "describe_tools_in_prompt": False,
+        **(env_settings or {}),
+    }
     return RolloutSpec(
         env=env or EnvSpec(ToolEnv, kwargs=kwargs),
         renderer=Built(renderer or BytewiseRenderer()),  # type: ignore[arg-type]
@@ -212,7 +218,9 @@ async def play(
     script: Any, *, task: Task = TASK, key: EpisodeKey = KEY, **settings: Any
 ) -> Trajectory:
     """One episode; ``script`` is a ScriptedEngine or what one is made of."""
-    own = {name: settings.pop(name) for name in ("previous", "sampling") if name in settings}
+    own = {
+        name: settings.pop(name) for name in ("previous", "sampling") if name in settings
+    }
     engine = script if hasattr(script, "generate") else scripted(script)
     return await run_episode(context_of(rollout_spec(**settings), engine), task, key, **own)
 

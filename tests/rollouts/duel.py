@@ -35,7 +35,9 @@ class Duel(Env):
         self.turn = other
         if self.num_turns == 2 * self.rounds:
             lead = float(len(self.last["white"]) - len(self.last["black"]))
-            return StepResult(Observation(), {"white": lead, "black": -lead}, terminated=True)
+            return StepResult(
+                Observation(), {"white": lead, "black": -lead}, terminated=True
+            )
         if self.num_turns == 1:
             return StepResult(self._opening(other, said))
         return StepResult(Observation(({"role": "user", "content": said},), agent=other))

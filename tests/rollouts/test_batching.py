@@ -27,8 +27,12 @@ PROMPT, POLICY, OBSERVATION, TEMPLATE, TARGET = SegmentKind
 TASK = Task("t")
 
 
-def seg(kind: SegmentKind, ids: list[int], *, logprob: float = -1.0, version: int = 0) -> Segment:
-    return sampled(ids, logprob, version) if kind is POLICY else Segment(kind, np.asarray(ids))
+def seg(
+    kind: SegmentKind, ids: list[int], *, logprob: float = -1.0, version: int = 0
+) -> Segment:
+    return (
+        sampled(ids, logprob, version) if kind is POLICY else Segment(kind, np.asarray(ids))
+    )
 
 
 def turn(
@@ -48,7 +52,9 @@ def trajectory(
     turns: list[Turn], *, group_index: int = 0, rollout_index: int = 0, **more: Any
 ) -> Trajectory:
     settings: dict[str, Any] = {"status": Status("terminated"), "reward": 1.0} | more
-    return Trajectory(TASK, group_index, rollout_index, 0, "train", tuple(turns), **settings)
+    return Trajectory(
+        TASK, group_index, rollout_index, 0, "train", tuple(turns), **settings
+    )
 
 
 def group(*trajectories: Trajectory) -> TrajectoryGroup:
@@ -60,13 +66,21 @@ def linear(**more: Any) -> Trajectory:
     policy, and 8.
     """
     first = turn(
-        0, None, [seg(PROMPT, [1, 2])], [seg(POLICY, [3, 4])], rewards={"step": 0.5}, state_key="0a"
+        0,
+        None,
+        [seg(PROMPT, [1, 2])],
+        [seg(POLICY, [3, 4])],
+        rewards={"step": 0.5},
+        state_key="0a",
     )
     second = turn(
         1,
         0,
         [seg(OBSERVATION, [5]), seg(TEMPLATE, [6])],
-        [seg(POLICY, [7], logprob=-2.0, version=1), seg(POLICY, [8], logprob=-3.0, version=2)],
+        [
+            seg(POLICY, [7], logprob=-2.0, version=1),
+            seg(POLICY, [8], logprob=-3.0, version=2),
+        ],
         state_key="ff",
     )
     return trajectory([first, second], **more)
@@ -128,7 +142,9 @@ def test_a_turn_on_two_paths_is_trained_in_the_first_alone() -> None:
 
 
 def test_samples_of_a_trajectory_keep_one_row_of_its_own() -> None:
-    batch = make_batch([group(branching(), linear(rollout_index=1))], credit=credit(1.0, 2.0))
+    batch = make_batch(
+        [group(branching(), linear(rollout_index=1))], credit=credit(1.0, 2.0)
+    )
     assert batch.trajectory.tolist() == [0, 0, 1]
     assert batch.turn_trajectory.tolist() == [0, 0, 0, 1, 1]
     assert batch.turn_index.tolist()[-8:] == [3, 3, 3, 3, 4, 4, 4, 4]
@@ -138,7 +154,11 @@ def test_samples_of_a_trajectory_keep_one_row_of_its_own() -> None:
 def test_what_failed_or_was_cancelled_is_in_no_column(kind: Any) -> None:
     lost = linear(rollout_index=1, status=Status(kind, "engine"), reward=None)
     batch = make_batch([group(linear(), lost)], credit=credit(1.0))
-    assert (batch.num_trajectories, batch.num_tokens, len(turns_of([group(linear(), lost)]))) == (
+    assert (
+        batch.num_trajectories,
+        batch.num_tokens,
+        len(turns_of([group(linear(), lost)])),
+    ) == (
         1,
         8,
         2,
@@ -153,7 +173,9 @@ def test_other_kinds_are_trained_where_an_algorithm_asks_for_them() -> None:
 
 
 def test_demonstrations_have_temperature_one() -> None:
-    shown = trajectory([turn(0, None, [seg(PROMPT, [1])], [seg(TARGET, [2])], temperature=None)])
+    shown = trajectory(
+        [turn(0, None, [seg(PROMPT, [1])], [seg(TARGET, [2])], temperature=None)]
+    )
     batch = make_batch([group(shown)], credit=credit(0.0), trained={TARGET})
     assert (batch.temperature.tolist(), batch.loss_mask.tolist()) == ([1.0], [0, 1])
 
@@ -164,7 +186,9 @@ def test_mixed_temperatures_in_a_sequence_are_refused() -> None:
     with pytest.raises(
         DataError, match=r"trajectory 0-0-0 was sampled at temperatures \[0\.5, 0\.7\]"
     ):
-        make_batch([group(replace(mixed, turns=(mixed.turns[0], hotter)))], credit=credit(1.0))
+        make_batch(
+            [group(replace(mixed, turns=(mixed.turns[0], hotter)))], credit=credit(1.0)
+        )
 
 
 def test_temperatures_may_differ_between_sequences() -> None:
@@ -176,7 +200,9 @@ def test_temperatures_may_differ_between_sequences() -> None:
 
 
 def test_greedy_samples_are_refused() -> None:
-    greedy = trajectory([turn(0, None, [seg(PROMPT, [1])], [seg(POLICY, [2])], temperature=0.0)])
+    greedy = trajectory(
+        [turn(0, None, [seg(PROMPT, [1])], [seg(POLICY, [2])], temperature=0.0)]
+    )
     with pytest.raises(DataError, match=r"sampled greedily \(temperature 0\)"):
         make_batch([group(greedy)], credit=credit(1.0))
 
@@ -185,14 +211,17 @@ def test_greedy_samples_are_refused() -> None:
 def test_a_sample_that_starts_with_no_prompt_is_refused() -> None:
     headless = trajectory([turn(0, None, [seg(TEMPLATE, [1])], [seg(POLICY, [2])])])
     with pytest.raises(
-        DataError, match="a sample starts with PROMPT, that of trajectory 0-0-0 with TEMPLATE"
+        DataError,
+        match="a sample starts with PROMPT, that of trajectory 0-0-0 with TEMPLATE",
     ):
         make_batch([group(headless)], credit=credit(1.0))
 
 
 def test_nothing_finished_is_refused() -> None:
     with pytest.raises(DataError, match="at least one finished trajectory"):
-        make_batch([group(linear(status=Status("failed", "env"), reward=None))], credit=credit())
+        make_batch(
+            [group(linear(status=Status("failed", "env"), reward=None))], credit=credit()
+        )
 
 
 def test_credit_of_another_length_is_refused() -> None:

@@ -125,7 +125,9 @@ async def test_an_environment_that_records_no_calls_is_held_to_it_too() -> None:
     assert (str(trajectory.status), len(trajectory.turns)) == ("truncated(bad_calls)", 2)
 
 
-async def test_an_agent_program_is_given_all_calls_of_a_turn_since_it_runs_them_itself() -> None:
+async def test_an_agent_program_is_given_all_calls_of_a_turn_since_it_runs_them_itself() -> (
+    None
+):
     async with serving([say(call("add", a=1, b=2) * 2)], max_calls_per_turn=1) as served:
         episode = await served.open()
         made = await episode.say(HI)

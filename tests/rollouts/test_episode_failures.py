@@ -110,11 +110,14 @@ async def test_a_deadline_spent_before_any_token_is_no_doing_of_the_policy() -> 
     trajectory = await play(scripted([say("x")], latency=never), turn_timeout_s=0.1)
     assert (str(trajectory.status), trajectory.reward) == ("failed(engine)", None)
     assert (
-        trajectory.status.detail == "turn_timeout while waiting for the engine's first completion"
+        trajectory.status.detail
+        == "turn_timeout while waiting for the engine's first completion"
     )
 
 
-async def test_a_deadline_spent_by_the_environment_before_any_turn_is_named_for_it() -> None:
+async def test_a_deadline_spent_by_the_environment_before_any_turn_is_named_for_it() -> (
+    None
+):
     class Asleep(Talk):
         async def reset(self, *, seed: int) -> Observation:
             await never()
@@ -123,7 +126,8 @@ async def test_a_deadline_spent_by_the_environment_before_any_turn_is_named_for_
     trajectory = await play([say("one")], env=EnvSpec(Asleep), episode_timeout_s=0.1)
     assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(env)", True)
     assert (
-        trajectory.status.detail == "episode_timeout before the policy was asked for its first turn"
+        trajectory.status.detail
+        == "episode_timeout before the policy was asked for its first turn"
     )
 
 
@@ -151,7 +155,9 @@ async def test_an_engine_that_raises_anything_else_is_such_a_failure_too() -> No
     engine = scripted([say("x")], failures={0: ZeroDivisionError("by none")})
     trajectory = await play(engine)
     assert str(trajectory.status) == "failed(engine)"
-    assert trajectory.status.detail.startswith("the engine raised ZeroDivisionError: by none")
+    assert trajectory.status.detail.startswith(
+        "the engine raised ZeroDivisionError: by none"
+    )
     assert (trajectory.info["retryable"], trajectory.reward) == (True, None)
 
 
@@ -225,7 +231,9 @@ async def test_an_environment_that_raises_again_after_the_same_actions_is_the_po
 ):
     script = [say("one"), say("two")]
     first = await play(script, env=EnvSpec(Breaks))
-    again = await play(script, env=EnvSpec(Breaks), key=replace(KEY, attempt=1), previous=first)
+    again = await play(
+        script, env=EnvSpec(Breaks), key=replace(KEY, attempt=1), previous=first
+    )
     assert (str(again.status), again.reward) == ("truncated(env_exception)", 3.0)
     assert [turn.text for turn in again.turns] == ["one", "two"]
 
@@ -279,7 +287,9 @@ async def test_the_rubric_sees_the_environment_before_its_end() -> None:
         seen.append(len(closed))
         return 0.0
 
-    await play([say("x")], env=EnvSpec(Talk, kwargs={"closed": closed}), reward=looks, max_turns=1)
+    await play(
+        [say("x")], env=EnvSpec(Talk, kwargs={"closed": closed}), reward=looks, max_turns=1
+    )
     assert (seen, closed) == ([0], ["t"])
 
 
@@ -312,7 +322,9 @@ async def test_an_engine_that_does_not_release_leaves_no_environment_behind() ->
         raise EngineError("gone")
 
     engine.release = refuses  # type: ignore[method-assign]
-    trajectory = await play(engine, env=EnvSpec(Talk, kwargs={"closed": closed}), max_turns=1)
+    trajectory = await play(
+        engine, env=EnvSpec(Talk, kwargs={"closed": closed}), max_turns=1
+    )
     assert (closed, trajectory.info["cleanup_error"]) == (["t"], "engine.release: gone")
 
 
@@ -320,7 +332,10 @@ async def test_an_engine_that_does_not_release_leaves_no_environment_behind() ->
 @pytest.mark.parametrize("ends", ["finished", "failed", "cancelled"])
 async def test_nothing_of_an_episode_lives_after_its_end(ends: str) -> None:
     closed: list[str] = []
-    settings: dict[str, Any] = {"env": EnvSpec(Talk, kwargs={"closed": closed}), "max_turns": 2}
+    settings: dict[str, Any] = {
+        "env": EnvSpec(Talk, kwargs={"closed": closed}),
+        "max_turns": 2,
+    }
     if ends == "failed":
         engine = scripted([say("one"), say("two")], failures={1: EngineError("away")})
     else:
@@ -335,7 +350,11 @@ async def test_nothing_of_an_episode_lives_after_its_end(ends: str) -> None:
     await asyncio.wait([episode])
     assert episode.cancelled() == (ends == "cancelled")
     assert closed == ["t"]
-    assert (engine.health().running, engine.health().waiting, engine.health().kv_tokens) == (
+    assert (
+        engine.health().running,
+        engine.health().waiting,
+        engine.health().kv_tokens,
+    ) == (
         0,
         0,
         0,
@@ -364,7 +383,9 @@ async def test_a_cancelled_tool_is_cancelled() -> None:
 
 
 async def test_seconds_of_each_stage_are_kept() -> None:
-    trajectory = await play([say("x")], reward=length_reward, task=TASK, key=EpisodeKey(0, 0))
+    trajectory = await play(
+        [say("x")], reward=length_reward, task=TASK, key=EpisodeKey(0, 0)
+    )
     assert set(trajectory.timings) == {
         "prepare_s",
         "generate_s",

@@ -40,7 +40,9 @@ class Told(Env):
         return Observation(({"role": "user", "content": self.episode_id},))
 
     def step(self, action: Action) -> StepResult:
-        return StepResult(Observation((AGAIN,)), terminated=True, info={"mine": self.episode_id})
+        return StepResult(
+            Observation((AGAIN,)), terminated=True, info={"mine": self.episode_id}
+        )
 
 
 @pytest.fixture
@@ -100,13 +102,17 @@ async def test_the_stage_is_in_an_evaluations_id_and_in_no_seed() -> None:
             GroupRequest(4, TASK, 1, stage=stage),
         )
         first = len(engine.requests)
-        played = [(await runner.run_group(request)).group.trajectories[0] for request in requests]
+        played = [
+            (await runner.run_group(request)).group.trajectories[0] for request in requests
+        ]
         runner.close()
         place = f"{stage}/" if stage else ""
         assert [one.id for one in played] == [f"{place}sums/before/sampled/0-0-0", "4-0-0"]
         assert [one.label for one in played] == ["sums/before/sampled", ""]
         assert [one.stage for one in played] == [stage, stage]
-        assert [request.key(0).trajectory_id for request in requests] == [one.id for one in played]
+        assert [request.key(0).trajectory_id for request in requests] == [
+            one.id for one in played
+        ]
         seen[stage] = [request.seed for request in engine.requests[first:]]
     assert seen[""] == seen["warmup"] == seen["rl"]
 

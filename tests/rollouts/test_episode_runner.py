@@ -19,7 +19,15 @@ from agentrl.sandbox import SandboxSpec
 from agentrl.tools import PythonTool
 from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
 from tests.kit.waiting import DEADLINE_S, gather, until
-from tests.rollouts.bytewise import MODEL_VOCAB, TASK, add, call, rollout_spec, say, scripted
+from tests.rollouts.bytewise import (
+    MODEL_VOCAB,
+    TASK,
+    add,
+    call,
+    rollout_spec,
+    say,
+    scripted,
+)
 from tests.rollouts.conftest import Open
 
 NEXT: Message = {"role": "user", "content": "go on"}
@@ -60,13 +68,17 @@ def test_a_group_comes_back_whole_and_in_order(opened: Open) -> None:
     assert outcome.retried == ()
 
 
-def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(opened: Open) -> None:
+def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(
+    opened: Open,
+) -> None:
     engine = scripted([say("x")], failures={0: EngineError("away")})
     runner = opened(engine)
     runner.submit([GroupRequest(3, TASK, 1)])
     (outcome,) = gather(runner.collect)
     assert [(t.id, str(t.status)) for t in outcome.retried] == [("3-0-0", "failed(engine)")]
-    assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [("3-0-1", "terminated")]
+    assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [
+        ("3-0-1", "terminated")
+    ]
     assert engine.requests[0].seed == engine.requests[1].seed
 
 
@@ -155,9 +167,15 @@ def test_an_episode_that_never_ends_fails_by_its_bound_and_leaves_its_group(
             for n, name in enumerate(("endless", "fine"))
         ]
     )
-    ended = {o.request.group_index: o.group.trajectories[0] for o in gather(runner.collect, 2)}
+    ended = {
+        o.request.group_index: o.group.trajectories[0] for o in gather(runner.collect, 2)
+    }
     assert ended[1].status.finished
-    told = (str(ended[0].status), ended[0].status.detail, ended[0].info.get("cleanup_error", ""))
+    told = (
+        str(ended[0].status),
+        ended[0].status.detail,
+        ended[0].info.get("cleanup_error", ""),
+    )
     if phase in ("close", "release"):
         assert "not done within cleanup_s" in told[2]
     else:
@@ -166,9 +184,8 @@ def test_an_episode_that_never_ends_fails_by_its_bound_and_leaves_its_group(
 
 
 def test_a_bound_below_that_of_the_episode_itself_is_refused() -> None:
-    told = (
-        r"EpisodeSettings.total_timeout_s must be more than episode_timeout_s=60 .* got 60; raise"
-    )
+    least = "EpisodeSettings.total_timeout_s must be more than episode_timeout_s=60"
+    told = rf"{least} .* got 60; raise"
     with pytest.raises(ConfigError, match=told):
         rollout_spec(episode_timeout_s=60.0, total_timeout_s=60.0)
 
@@ -215,7 +232,9 @@ def test_a_fault_is_retried_once_an_episode_went_well(opened: Open) -> None:
     (outcome,) = gather(runner.collect)
     assert len(outcome.retried) == 8
     # again after the same actions: the policy's doing
-    assert {str(t.status) for t in outcome.group.trajectories} == {"truncated(env_exception)"}
+    assert {str(t.status) for t in outcome.group.trajectories} == {
+        "truncated(env_exception)"
+    }
 
 
 def test_a_retry_is_told_with_the_users_file_and_line(
@@ -234,7 +253,8 @@ def test_after_its_retries_an_attempt_is_failed(
     opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = opened(
-        scripted([say("x")], failures={n: EngineError("away") for n in range(9)}), max_retries=2
+        scripted([say("x")], failures={n: EngineError("away") for n in range(9)}),
+        max_retries=2,
     )
     runner.submit([GroupRequest(3, TASK, 1)])
     (outcome,) = gather(runner.collect)
@@ -243,7 +263,9 @@ def test_after_its_retries_an_attempt_is_failed(
     ]
     assert [t.id for t in outcome.retried] == ["3-0-0", "3-0-1"]
     logged = [vars(record) for record in caplog.records]
-    assert [(row["event"], row["trajectory_id"], row["retries_left"]) for row in logged] == [
+    assert [
+        (row["event"], row["trajectory_id"], row["retries_left"]) for row in logged
+    ] == [
         ("episode_retried", "3-0-0", 2),
         ("episode_retried", "3-0-1", 1),
     ]
@@ -257,7 +279,9 @@ def test_a_failure_for_good_is_not_retried(opened: Open) -> None:
     assert ([t.id for t in outcome.group.trajectories], outcome.retried) == (["3-0-0"], ())
 
 
-def test_an_environment_that_raises_twice_alike_is_truncated_and_trained(opened: Open) -> None:
+def test_an_environment_that_raises_twice_alike_is_truncated_and_trained(
+    opened: Open,
+) -> None:
     class Breaks(Noted):
         async def step(self, action: Action) -> StepResult:
             raise ValueError(action.text)
@@ -345,7 +369,9 @@ def test_a_cancelled_group_comes_back_cancelled_and_cleaned_up(opened: Open) -> 
     runner.cancel([3])
     runner.cancel([3])  # a second time does not cut the cleaning up short
     (outcome,) = gather(runner.collect)
-    assert [str(t.status) for t in outcome.group.trajectories] == ["cancelled(cancelled)"] * 3
+    assert [str(t.status) for t in outcome.group.trajectories] == [
+        "cancelled(cancelled)"
+    ] * 3
     assert outcome.group.finished == ()
     assert notes == ["begun"] * 4 + ["closed"] * 3
     assert engine.health().running == 1
@@ -354,7 +380,9 @@ def test_a_cancelled_group_comes_back_cancelled_and_cleaned_up(opened: Open) -> 
 def test_only_the_group_of_that_label_is_cancelled(opened: Open) -> None:
     engine = scripted([say("x")], latency=lambda request: asyncio.Event().wait())
     runner = opened(engine)
-    runner.submit([GroupRequest(3, TASK, 1), GroupRequest(3, TASK, 1, "eval", "code/after")])
+    runner.submit(
+        [GroupRequest(3, TASK, 1), GroupRequest(3, TASK, 1, "eval", "code/after")]
+    )
     until(lambda: engine.health().running == 2)
     runner.cancel([3], label="code/after")
     (outcome,) = gather(runner.collect)
@@ -420,29 +448,39 @@ def in_sandbox() -> dict[str, Any]:
 
 
 def test_a_sandbox_is_lent_to_few_episodes_and_comes_back(opened: Open) -> None:
-    runner = opened(scripted([say(call("python", code="print(6*7)")), say("42")]), **in_sandbox())
+    runner = opened(
+        scripted([say(call("python", code="print(6*7)")), say("42")]), **in_sandbox()
+    )
     runner.submit([GroupRequest(3, TASK, 3)])
     (outcome,) = gather(runner.collect)
     results = [t.turns[0].calls[0].result for t in outcome.group.trajectories]
-    assert [result.content.strip() for result in results if result is not None] == ["42"] * 3
+    assert [result.content.strip() for result in results if result is not None] == [
+        "42"
+    ] * 3
     assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 3
 
 
-def test_the_sandbox_of_a_cancelled_episode_comes_back_too(opened: Open, tmp_path: Path) -> None:
+def test_the_sandbox_of_a_cancelled_episode_comes_back_too(
+    opened: Open, tmp_path: Path
+) -> None:
     mark = tmp_path / "running"
     endless = f"open({str(mark)!r}, 'w').close()\nwhile True: pass"
 
     def script(request: Any) -> list[int]:
         if request.request_id.endswith("/1"):
             return say("done")
-        return say(call("python", code=endless if "/0-" in request.session_id else "print(1)"))
+        return say(
+            call("python", code=endless if "/0-" in request.session_id else "print(1)")
+        )
 
     runner = opened(scripted(script), **in_sandbox())
     runner.submit([GroupRequest(0, TASK, 1)])
     until(mark.exists)
     runner.cancel([0])
     runner.submit([GroupRequest(1, TASK, 1)])
-    outcomes = sorted(gather(runner.collect, 2), key=lambda outcome: outcome.request.group_index)
+    outcomes = sorted(
+        gather(runner.collect, 2), key=lambda outcome: outcome.request.group_index
+    )
     assert [str(o.group.trajectories[0].status) for o in outcomes] == [
         "cancelled(cancelled)",
         "terminated",

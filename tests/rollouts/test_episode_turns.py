@@ -118,7 +118,9 @@ async def test_an_unknown_tool_is_named_to_the_model() -> None:
     assert "add" in result.content
 
 
-async def test_an_id_of_the_padded_vocabulary_stays_as_sampled_and_reads_as_a_replacement() -> None:
+async def test_an_id_of_the_padded_vocabulary_stays_as_sampled_and_reads_as_a_replacement() -> (
+    None
+):
     trajectory = await play([[*ids("a"), 263, END]])
     assert laid_out(trajectory)[0][1] == ("POLICY", [97, 263, END])
     assert trajectory.turns[0].text == "a\ufffd"
@@ -158,7 +160,9 @@ async def test_a_tool_that_hangs_is_answered_at_its_deadline() -> None:
         return ""
 
     trajectory = await play(
-        [say(call("hangs")), say("ok")], tools=[hangs], env_settings={"tool_deadline_s": 0.05}
+        [say(call("hangs")), say("ok")],
+        tools=[hangs],
+        env_settings={"tool_deadline_s": 0.05},
     )
     result = trajectory.turns[0].calls[0].result
     assert result is not None
@@ -241,7 +245,10 @@ async def test_no_room_for_an_answer_truncates_after_the_finished_turn() -> None
     trajectory = await play(
         [say(first), say("3")], tools=[add], max_response_tokens=len(first) + 1 + 4
     )
-    assert (str(trajectory.status), len(trajectory.turns)) == ("truncated(max_response_tokens)", 1)
+    assert (str(trajectory.status), len(trajectory.turns)) == (
+        "truncated(max_response_tokens)",
+        1,
+    )
     assert trajectory.reward == 0.0  # the message holds a call, and no content
 
 
@@ -267,7 +274,8 @@ class Rewriting(Env):
         if self.steps == 1:
             history = ({"role": "user", "content": "short"},)
             return StepResult(
-                Observation(({"role": "user", "content": "go"},), rewrite=history), reward=0.5
+                Observation(({"role": "user", "content": "go"},), rewrite=history),
+                reward=0.5,
             )
         return StepResult(Observation(), terminated=True, reward=0.25)
 
@@ -293,7 +301,10 @@ async def test_step_rewards_are_weighted_beside_the_rubric() -> None:
     trajectory = await play(
         [say("one"), say("two")], env=EnvSpec(Rewriting), step_reward_weight=2.0
     )
-    assert [dict(turn.rewards) for turn in trajectory.turns] == [{"step": 1.0}, {"step": 0.5}]
+    assert [dict(turn.rewards) for turn in trajectory.turns] == [
+        {"step": 1.0},
+        {"step": 0.5},
+    ]
     assert trajectory.rewards == {"length_reward": 3.0, "step": 0.75}
     assert trajectory.reward == 3.0 + 2 * 0.75
 
@@ -354,7 +365,12 @@ async def test_rollouts_and_attempts_of_a_draw_meet_the_same_environment() -> No
             met.append(seed)
             return super().reset(seed=seed)
 
-    for key in (EpisodeKey(4, 0), EpisodeKey(4, 1), EpisodeKey(4, 1, attempt=1), EpisodeKey(5, 0)):
+    for key in (
+        EpisodeKey(4, 0),
+        EpisodeKey(4, 1),
+        EpisodeKey(4, 1, attempt=1),
+        EpisodeKey(5, 0),
+    ):
         await play([say("one"), say("two")], key=key, env=EnvSpec(Noting))
     assert met[0] == met[1] == met[2] != met[3]
 

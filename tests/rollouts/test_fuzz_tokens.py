@@ -20,7 +20,13 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.render import Piece, PieceEncoder, Renderer, Source
 from agentrl.render.encode import Provenance
-from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec, run_episode
+from agentrl.rollouts import (
+    EpisodeContext,
+    EpisodeKey,
+    EpisodeSettings,
+    RolloutSpec,
+    run_episode,
+)
 from agentrl.tools import parser_for
 from agentrl.types import Segment, SegmentKind, Task, Trajectory
 from benchmarks.fuzz import (
@@ -41,7 +47,12 @@ from tests.rollouts.bytewise import Built, length_reward
 def test_fuzzed_trajectories_keep_every_account(name: str, tmp_path: Path) -> None:
     outcome = fuzz(VARIANTS[name], tmp_path, episodes=20, seed=7)
     assert outcome.trajectories == 20
-    assert (outcome.mismatches, outcome.masks, outcome.forged, outcome.failed) == ([], [], [], [])
+    assert (outcome.mismatches, outcome.masks, outcome.forged, outcome.failed) == (
+        [],
+        [],
+        [],
+        [],
+    )
     assert outcome.turns > 20
     assert outcome.sampled_tokens > 200
 
@@ -84,7 +95,9 @@ class Played:
             renderer=Built(renderer),
             parser="auto",
             rubric=Built(Rubric([length_reward])),
-            episode=EpisodeSettings(max_turns=6, max_turn_tokens=200, max_response_tokens=8000),
+            episode=EpisodeSettings(
+                max_turns=6, max_turn_tokens=200, max_response_tokens=8000
+            ),
             max_prompt_tokens=8000,
             root_seed=0,
         )
@@ -190,9 +203,19 @@ def test_a_true_trajectory_has_no_fault(played: Played) -> None:
             None,
             "a token that the model did not make is trained",
         ),
-        (as_policy, SegmentKind.TEMPLATE, None, "a token that the model did not make is trained"),
+        (
+            as_policy,
+            SegmentKind.TEMPLATE,
+            None,
+            "a token that the model did not make is trained",
+        ),
         (as_observation, SegmentKind.POLICY, None, "a made token without its kind"),
-        (other_logprob, SegmentKind.POLICY, None, "a made token without its kind and logprob"),
+        (
+            other_logprob,
+            SegmentKind.POLICY,
+            None,
+            "a made token without its kind and logprob",
+        ),
     ],
 )
 def test_each_broken_account_is_named(

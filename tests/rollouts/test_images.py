@@ -69,7 +69,9 @@ def blur() -> ToolOutput:
 
 
 @pytest.fixture(scope="module", params=["chatml", "qwen3_vl"])
-def renderer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+def renderer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Renderer:
     """Of plain ChatML, and of a template as its models ship it."""
     folder = tmp_path_factory.mktemp("vision")
     write_vision_tokenizer(
@@ -132,7 +134,9 @@ def sent(part: str | bytes) -> dict[str, Any]:
 
 
 def placeholders(renderer: Renderer, request: GenerateRequest) -> list[int]:
-    return np.flatnonzero(np.isin(request.token_ids, list(renderer.image_token_ids))).tolist()
+    return np.flatnonzero(
+        np.isin(request.token_ids, list(renderer.image_token_ids))
+    ).tolist()
 
 
 async def test_each_request_names_every_image_of_its_sequence(renderer: Renderer) -> None:
@@ -145,7 +149,9 @@ async def test_each_request_names_every_image_of_its_sequence(renderer: Renderer
     assert names == [[first], [first, second, second]]
     for request in requests:
         spans = [range(s.start, s.start + s.num_tokens) for s in request.media]
-        assert [place for span in spans for place in span] == placeholders(renderer, request)
+        assert [place for span in spans for place in span] == placeholders(
+            renderer, request
+        )
         assert [image.bytes() for image in request.images][:1] == [FIRST]
 
 
@@ -156,7 +162,9 @@ async def test_no_token_of_an_image_is_trained(renderer: Renderer) -> None:
     images = np.isin(batch.token_ids, list(renderer.image_token_ids))
     assert images.sum() == 6 + 1
     assert batch.loss_mask[images].sum() == 0
-    assert (batch.kind[images] == [SegmentKind.PROMPT] * 6 + [SegmentKind.OBSERVATION]).all()
+    assert (
+        batch.kind[images] == [SegmentKind.PROMPT] * 6 + [SegmentKind.OBSERVATION]
+    ).all()
     assert batch.loss_mask.sum() == trajectory.num_policy_tokens
 
 
@@ -190,24 +198,33 @@ class Screen(Env):
 
     async def reset(self, *, seed: int) -> Observation:
         content = [{"type": "text", "text": "Play."}, {"type": "image", "image": "screen"}]
-        return Observation(({"role": "user", "content": content},), images={"screen": FIRST})
+        return Observation(
+            ({"role": "user", "content": content},), images={"screen": FIRST}
+        )
 
     async def step(self, action: Action) -> StepResult:
         if action.text == "end":
             return StepResult(Observation(), terminated=True)
         content = [{"type": "image", "image": "screen"}]
         return StepResult(
-            Observation(rewrite=({"role": "user", "content": content},), images={"screen": SECOND})
+            Observation(
+                rewrite=({"role": "user", "content": content},), images={"screen": SECOND}
+            )
         )
 
 
 async def test_a_rewritten_history_keeps_its_own_images(renderer: Renderer) -> None:
     trajectory, requests = await play(renderer, Task("t"), "go", "end", env=EnvSpec(Screen))
-    assert [[image.data for image in request.images] for request in requests] == [[FIRST], [SECOND]]
+    assert [[image.data for image in request.images] for request in requests] == [
+        [FIRST],
+        [SECOND],
+    ]
     assert set(trajectory.images()) == {Image.read(FIRST).sha256, Image.read(SECOND).sha256}
 
 
-async def test_an_unreadable_image_of_a_task_fails_its_episode_by_name(renderer: Renderer) -> None:
+async def test_an_unreadable_image_of_a_task_fails_its_episode_by_name(
+    renderer: Renderer,
+) -> None:
     trajectory, requests = await play(renderer, asked("What?", b"no image"))
     assert str(trajectory.status) == "failed(data)"
     assert (
@@ -218,7 +235,9 @@ async def test_an_unreadable_image_of_a_task_fails_its_episode_by_name(renderer:
     assert not requests
 
 
-async def test_an_image_with_too_many_tokens_for_the_prompt_is_named(renderer: Renderer) -> None:
+async def test_an_image_with_too_many_tokens_for_the_prompt_is_named(
+    renderer: Renderer,
+) -> None:
     trajectory, _ = await play(renderer, asked(*[FIRST] * 10), max_prompt_tokens=60)
     assert str(trajectory.status) == "failed(data)"
     assert "data.max_prompt_tokens is 60" in trajectory.status.detail
@@ -258,17 +277,26 @@ async def test_fuzzed_episodes_keep_the_token_consistency(renderer: Renderer) ->
         assert str(trajectory.status) == "terminated"
         for request, turn in zip(requests, trajectory.turns, strict=True):
             made = [int(i) for segment in turn.completion for i in segment.token_ids]
-            assert trajectory.sequence(turn.index).tolist() == [*request.token_ids.tolist(), *made]
+            assert trajectory.sequence(turn.index).tolist() == [
+                *request.token_ids.tolist(),
+                *made,
+            ]
             spans = [
-                place for s in request.media for place in range(s.start, s.start + s.num_tokens)
+                place
+                for s in request.media
+                for place in range(s.start, s.start + s.num_tokens)
             ]
             assert spans == placeholders(renderer, request)
-            assert [s.sha256 for s in request.media] == [image.sha256 for image in request.images]
+            assert [s.sha256 for s in request.media] == [
+                image.sha256 for image in request.images
+            ]
         assert trajectory.info["retok_frac"] == 0
 
 
 async def test_an_agent_of_its_own_sends_images(renderer: Renderer) -> None:
-    engine = ScriptedEngine(Speaks(renderer, "A cat.", "A dog."), vocab_size=renderer.vocab_size)
+    engine = ScriptedEngine(
+        Speaks(renderer, "A cat.", "A dog."), vocab_size=renderer.vocab_size
+    )
     first: Any = {"role": "user", "content": [sent("What?"), sent(FIRST)]}
     async with serving(
         engine, renderer=renderer, max_prompt_tokens=1000, context_tokens=3000
@@ -286,7 +314,9 @@ async def test_an_agent_of_its_own_sends_images(renderer: Renderer) -> None:
         [FIRST, SECOND],
     ]
     for request in engine.requests:
-        spans = [place for s in request.media for place in range(s.start, s.start + s.num_tokens)]
+        spans = [
+            place for s in request.media for place in range(s.start, s.start + s.num_tokens)
+        ]
         assert spans == placeholders(renderer, request)
 
 

@@ -24,7 +24,10 @@ class Slow(Env):
     made_in: str = ""
 
     def __init__(
-        self, task: Task, begun: threading.Event | None = None, go: threading.Event | None = None
+        self,
+        task: Task,
+        begun: threading.Event | None = None,
+        go: threading.Event | None = None,
     ) -> None:
         self.closed = threading.Event()
         Slow.made_in = threading.current_thread().name

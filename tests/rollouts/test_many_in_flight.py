@@ -33,9 +33,13 @@ def test_two_thousand_episodes_wait_for_the_engine_at_once(opened: Open) -> None
 
     permits = StagePermits(preparing=number, running=number, scoring=number)
     runner = opened(scripted(lambda request: say("x"), latency=latency), permits=permits)
-    runner.submit([GroupRequest(group_index, TASK, 8) for group_index in range(number // 8)])
+    runner.submit(
+        [GroupRequest(group_index, TASK, 8) for group_index in range(number // 8)]
+    )
     played = [
-        t for outcome in gather(runner.collect, number // 8) for t in outcome.group.trajectories
+        t
+        for outcome in gather(runner.collect, number // 8)
+        for t in outcome.group.trajectories
     ]
     assert (len(played), {str(t.status) for t in played}, waiting) == (
         number,
@@ -70,7 +74,9 @@ class Held:
 
 
 @pytest.mark.parametrize("stage", ["reset", "generate", "tool", "reward"])
-def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(opened: Open, stage: str) -> None:
+def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(
+    opened: Open, stage: str
+) -> None:
     held = Held()
 
     @tool
@@ -110,9 +116,9 @@ def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(opened: Open, stage: 
     runner.submit([GroupRequest(0, Task(stage, TASK.messages), 1)])
     assert held.come.wait(DEADLINE_S)
     runner.submit([GroupRequest(group_index, TASK, 2) for group_index in range(1, 9)])
-    assert sorted(outcome.request.group_index for outcome in gather(runner.collect, 8)) == list(
-        range(1, 9)
-    )
+    assert sorted(
+        outcome.request.group_index for outcome in gather(runner.collect, 8)
+    ) == list(range(1, 9))
     held.let_go(runner)
     ((trajectory,),) = [outcome.group.finished for outcome in gather(runner.collect, 1)]
     assert (trajectory.group_index, str(trajectory.status), trajectory.reward) == (

@@ -10,9 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from agentrl.envs import Env, EnvSpec, EpisodeView, Rubric, Score, ToolEnv, Wrapper, group_rewards
+from agentrl.envs import (
+    Env,
+    EnvSpec,
+    EpisodeView,
+    Rubric,
+    Score,
+    ToolEnv,
+    Wrapper,
+    group_rewards,
+)
 from agentrl.envs.wrappers import WrapperReference
-from agentrl.rollouts import EpisodeRunner, EpisodeState, GroupRequest, RolloutSpec, run_episode
+from agentrl.rollouts import (
+    EpisodeRunner,
+    EpisodeState,
+    GroupRequest,
+    RolloutSpec,
+    run_episode,
+)
 from agentrl.rollouts.states.snapshots import StateSlot
 from agentrl.tools import ToolContext, tool
 from agentrl.types import Action, Message, Observation, Status, StepResult, Task, Trajectory
@@ -70,7 +85,10 @@ class World(Env):
             spoil([*given, self.given])
 
     def reset(self, *, seed: int) -> Observation:
-        opening = (*copy.deepcopy(self.task.messages), told(self.task.answer, self.task.info))
+        opening = (
+            *copy.deepcopy(self.task.messages),
+            told(self.task.answer, self.task.info),
+        )
         observation = Observation((*opening, told(self.board)), info={"state": [0]})
         self.spoil(self.task, self.board)
         self.given.append(observation)
@@ -78,11 +96,15 @@ class World(Env):
 
     def step(self, action: Action) -> StepResult:
         self.steps += 1
-        said = told(action.text, action.message, [one.arguments for one in action.tool_calls])
+        said = told(
+            action.text, action.message, [one.arguments for one in action.tool_calls]
+        )
         done = self.steps == TURNS
         self.spoil(action)
         observation = Observation((said,), info={"state": [self.steps]})
-        result = StepResult(observation, 1.0, terminated=done, info={"seen": [{"n": self.steps}]})
+        result = StepResult(
+            observation, 1.0, terminated=done, info={"seen": [{"n": self.steps}]}
+        )
         self.given.append(result)
         return result
 
@@ -113,7 +135,9 @@ def recorded(trajectory: Trajectory) -> dict[str, Any]:
         for turn in trajectory.turns
     ]
     names = ("task", "status", "rewards", "reward", "reasons", "last_observed", "last_info")
-    return copy.deepcopy({name: getattr(trajectory, name) for name in names} | {"turns": turns})
+    return copy.deepcopy(
+        {name: getattr(trajectory, name) for name in names} | {"turns": turns}
+    )
 
 
 def script() -> Script:
@@ -131,7 +155,9 @@ async def epochs(spec: RolloutSpec) -> list[dict[str, Any]]:
     return [recorded(t) for outcome in played for t in outcome.group.trajectories]
 
 
-async def test_an_environment_that_spoils_all_it_is_given_and_gave_changes_no_record() -> None:
+async def test_an_environment_that_spoils_all_it_is_given_and_gave_changes_no_record() -> (
+    None
+):
     before = copy.deepcopy(TASK)
     tame = await epochs(rollout_spec(env=env_of(False)))
     assert tame[0]["status"] == Status("terminated")
@@ -153,7 +179,9 @@ class Kept(StateSlot):
             self.states.append(value)
 
 
-async def test_a_spoilt_episode_goes_on_from_its_checkpoint_as_an_unspoilt_one_would() -> None:
+async def test_a_spoilt_episode_goes_on_from_its_checkpoint_as_an_unspoilt_one_would() -> (
+    None
+):
     resumed = []
     for spoils in (False, True):
         spec = rollout_spec(env=env_of(spoils))
@@ -183,7 +211,12 @@ async def test_a_wrapper_that_spoils_actions_and_results_changes_no_record() -> 
 
 def sees(view: EpisodeView) -> Score:
     """What a reward is given, as its reason."""
-    given = [view.task.answer, view.task.info, view.messages, [turn.message for turn in view.turns]]
+    given = [
+        view.task.answer,
+        view.task.info,
+        view.messages,
+        [turn.message for turn in view.turns],
+    ]
     return Score(1.0, json.loads(json.dumps(given)))
 
 
@@ -197,7 +230,9 @@ def spoils_group(views: Sequence[EpisodeView]) -> list[float]:
     return [spoils_view(view) for view in views]
 
 
-async def test_rewards_that_spoil_their_views_change_neither_each_other_nor_the_record() -> None:
+async def test_rewards_that_spoil_their_views_change_neither_each_other_nor_the_record() -> (
+    None
+):
     spec = rollout_spec(env=env_of(False))
     tame = await epochs(replace(spec, rubric=Built(Rubric([sees]))))
     parts = [spoils_view, (spoils_group, 0.0), sees]

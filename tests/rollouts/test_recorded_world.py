@@ -72,7 +72,9 @@ async def test_an_observation_that_no_turn_answers_any_more_is_kept() -> None:
     assert [message["content"] for message in trajectory.last_observed] == ["3"]
 
 
-@pytest.mark.parametrize("last", [None, Observation(("bye",)), Observation(info={"a": {1}})])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "last", [None, Observation(("bye",)), Observation(info={"a": {1}})]
+)  # type: ignore[arg-type]
 async def test_a_last_observation_that_is_none_fails_no_episode(last: Any) -> None:
     class Rude(Counter):
         def step(self, action: Action) -> StepResult:
@@ -83,7 +85,9 @@ async def test_a_last_observation_that_is_none_fails_no_episode(last: Any) -> No
     assert ("last_observation_error" in trajectory.info) == (last is not None)
 
 
-async def test_the_state_is_asked_after_reset_and_each_step_and_equal_ones_are_one() -> None:
+async def test_the_state_is_asked_after_reset_and_each_step_and_equal_ones_are_one() -> (
+    None
+):
     trajectory = await play([say("a"), say("b")], env=EnvSpec(Counter))
     first, second = (turn.state for turn in trajectory.turns)
     assert state_of(trajectory.first_state) == {"form": "text", "text": "even: 0"}
@@ -124,15 +128,21 @@ async def test_a_state_that_cannot_be_had_is_named_once(
                 raise KeyError("board")
             return {1, 2}
 
-    context = context_of(rollout_spec(env=EnvSpec(Faulty)), scripted(lambda request: say("a")))
+    context = context_of(
+        rollout_spec(env=EnvSpec(Faulty)), scripted(lambda request: say("a"))
+    )
     with caplog.at_level(logging.WARNING, "agentrl"):
-        played = [await run_episode(context, TASK, replace(KEY, rollout_index=n)) for n in (0, 1)]
+        played = [
+            await run_episode(context, TASK, replace(KEY, rollout_index=n)) for n in (0, 1)
+        ]
     assert [str(trajectory.status) for trajectory in played] == ["terminated", "terminated"]
     assert asked == 2  # once an episode
     named = "KeyError" if fault == "raises" else "must give JSON, got set"
     assert all(named in trajectory.info["snapshot_error"] for trajectory in played)
     events = [
-        record for record in caplog.records if record.__dict__.get("event") == "state_not_stored"
+        record
+        for record in caplog.records
+        if record.__dict__.get("event") == "state_not_stored"
     ]
     assert len(events) == 1
 
@@ -145,7 +155,9 @@ async def test_each_turn_names_the_tools_that_were_on_offer() -> None:
         def step(self, action: Action) -> StepResult:
             made = super().step(action)
             more = ToolSpec("stop", "Ends it.", {"type": "object", "properties": {}})
-            said = replace(made.observation, tools=(add.spec, more) if self.steps == 2 else None)
+            said = replace(
+                made.observation, tools=(add.spec, more) if self.steps == 2 else None
+            )
             return StepResult(said, terminated=self.steps == 3)
 
     trajectory = await play([say("a"), say("b"), say("c")], env=EnvSpec(Grows))
@@ -182,7 +194,9 @@ async def test_a_number_alone_needs_no_reason() -> None:
     assert (await play([say("x")])).reasons == {}
 
 
-async def test_generation_tool_and_step_lie_on_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_generation_tool_and_step_lie_on_one_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @tool
     async def slow() -> str:
         """Takes a moment, while somebody sets the time of day back."""
@@ -236,7 +250,9 @@ async def test_a_wait_for_a_sandbox_has_its_start(unsafe: SandboxSpec) -> None:
         await pool.close()
     assert timings["wait_s"] >= 0.02
     assert timings["step_at_s"] <= timings["wait_at_s"]
-    assert timings["wait_at_s"] + timings["wait_s"] <= timings["step_at_s"] + timings["step_s"]
+    assert (
+        timings["wait_at_s"] + timings["wait_s"] <= timings["step_at_s"] + timings["step_s"]
+    )
 
 
 @pytest.fixture
@@ -325,6 +341,8 @@ async def test_a_sandbox_that_fails_to_tell_its_files_fails_no_episode(
             return super().step(action)
 
     spec = replace(rollout_spec(env=EnvSpec(Boxed)), states="turn")
-    trajectory = await run_episode(context_of(spec, scripted(lambda _: say("a"))), TASK, KEY)
+    trajectory = await run_episode(
+        context_of(spec, scripted(lambda _: say("a"))), TASK, KEY
+    )
     assert str(trajectory.status) == "terminated"
     assert "the sandbox is closed" in trajectory.info["files_error"]

@@ -15,7 +15,12 @@ from agentrl.controller.checkpoints.saved_groups import read_groups, write_group
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec
 from agentrl.errors import DataError, TokenMismatchError
-from agentrl.rollouts import EpisodeRunner, GroupRequest, assert_token_consistency, make_batch
+from agentrl.rollouts import (
+    EpisodeRunner,
+    GroupRequest,
+    assert_token_consistency,
+    make_batch,
+)
 from agentrl.types import (
     Completion,
     EngineInfo,
@@ -148,11 +153,16 @@ def telling(**settings: Any) -> TellingEngine:
     [
         (replace(SHAPE, layers=3), "and a model of 3 layers of 200 experts, 2 a token has"),
         (replace(SHAPE, top_k=1), r"has uint8 \[tokens, 2, 1\]"),
-        (replace(SHAPE, experts=100), "it names expert 1.., and a model of 2 layers of 100"),
+        (
+            replace(SHAPE, experts=100),
+            "it names expert 1.., and a model of 2 layers of 100",
+        ),
         (replace(SHAPE, experts=300), "it has uint8 .* has uint16"),
     ],
 )
-async def test_a_batch_for_another_model_is_refused(shape: RoutingShape, named: str) -> None:
+async def test_a_batch_for_another_model_is_refused(
+    shape: RoutingShape, named: str
+) -> None:
     trajectory = await told()
     what = f"trajectory {trajectory.id} has the experts of another model .*{named}"
     with pytest.raises(DataError, match=f"{what}.*TrainConfig.router_replay=off"):

@@ -56,7 +56,10 @@ def play(
             else say("the end")
         )
 
-    kwargs = {"tools": [PythonTool(deadline_s=timeout_s)], "describe_tools_in_prompt": False}
+    kwargs = {
+        "tools": [PythonTool(deadline_s=timeout_s)],
+        "describe_tools_in_prompt": False,
+    }
     env = EnvSpec(ToolEnv, kwargs=kwargs, sandbox=spec)
     runner = EpisodeRunner(
         rollout_spec(
@@ -116,7 +119,9 @@ CODE = {
 
 @pytest.mark.wide
 @pytest.mark.parametrize("name", CODE)
-def test_what_the_code_did_is_a_result_that_is_rewarded(spec: SandboxSpec, name: str) -> None:
+def test_what_the_code_did_is_a_result_that_is_rewarded(
+    spec: SandboxSpec, name: str
+) -> None:
     code, kind = CODE[name]
     outcome = play(spec, code, timeout_s=3.0)
     (trajectory,) = outcome.group.trajectories
@@ -127,7 +132,9 @@ def test_what_the_code_did_is_a_result_that_is_rewarded(spec: SandboxSpec, name:
     assert kind is None or result.error == kind
 
 
-def test_a_host_that_dies_costs_an_attempt_and_the_next_one_counts(spec: SandboxSpec) -> None:
+def test_a_host_that_dies_costs_an_attempt_and_the_next_one_counts(
+    spec: SandboxSpec,
+) -> None:
     with host_killed(spec, times=1) as killed:
         outcome = play(spec, "import time; time.sleep(1); print('done')")
     assert len(killed) == 1
@@ -161,4 +168,6 @@ def test_a_host_that_keeps_dying_fails_the_episode_which_no_statistic_sees(
     rewards = np.array([t.reward for t in outcome.group.finished], np.float64)
     credit = group_advantages(rewards, np.zeros(2, np.int64))
     assert credit.tolist() == [0.0, 0.0]
-    assert make_batch([outcome.group], credit=credit.astype(np.float32)).num_trajectories == 2
+    assert (
+        make_batch([outcome.group], credit=credit.astype(np.float32)).num_trajectories == 2
+    )

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from agentrl.engines.openai_spec import OpenAIEngineSpec
-from agentrl.envs import Env, EnvSpec, EpisodeView, Rubric, Score, group_rewards, turn_rewards
+from agentrl.envs import (
+    Env,
+    EnvSpec,
+    EpisodeView,
+    Rubric,
+    Score,
+    group_rewards,
+    turn_rewards,
+)
 from agentrl.errors import ConfigError
 from agentrl.rollouts import (
     AgentSpec,
@@ -21,7 +29,15 @@ from agentrl.rollouts import (
     run_episode,
 )
 from agentrl.rollouts.group_scores import with_group_scores
-from agentrl.types import Action, Observation, Seat, StepResult, Task, Trajectory, TrajectoryGroup
+from agentrl.types import (
+    Action,
+    Observation,
+    Seat,
+    StepResult,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+)
 from tests.kit.waiting import DEADLINE_S
 from tests.llm.odd_server import failed, odd_server, said
 from tests.rollouts.bytewise import (
@@ -49,7 +65,9 @@ def by_agent(words: dict[str, list[str]]) -> Any:
     left = {agent: iter(own) for agent, own in words.items()}
 
     def script(request: Any) -> list[int]:
-        opening = bytes(token for token in request.token_ids.tolist() if token < 256).decode()
+        opening = bytes(
+            token for token in request.token_ids.tolist() if token < 256
+        ).decode()
         agent = "white" if "You are white." in opening else "black"
         return say(next(left[agent]))
 
@@ -90,7 +108,16 @@ async def test_each_agent_has_a_sequence_of_what_it_was_told_alone() -> None:
         *[USER, *ids("b"), END, ASSISTANT, *ids("ccc"), END],
     ]
     assert trajectory.sequence(3).tolist() == [
-        *[*ids("[pass]"), USER, *ids("You are black."), END, USER, *ids("a"), END, ASSISTANT],
+        *[
+            *ids("[pass]"),
+            USER,
+            *ids("You are black."),
+            END,
+            USER,
+            *ids("a"),
+            END,
+            ASSISTANT,
+        ],
         *[*ids("b"), END, USER, *ids("ccc"), END, ASSISTANT, *ids("d"), END],
     ]
     kinds = [[kind for kind, _ in turn] for turn in laid_out(trajectory)]
@@ -109,10 +136,14 @@ def alike(views: Any) -> list[float]:
 
 
 async def test_rewards_of_turns_lie_with_the_turns_of_the_agent_that_they_score() -> None:
-    trajectory = await duel({"white": ["a", "ccc"], "black": ["bb", "d"]}, reward=length_of_turns)
+    trajectory = await duel(
+        {"white": ["a", "ccc"], "black": ["bb", "d"]}, reward=length_of_turns
+    )
     found = [turn.rewards["length_of_turns"] for turn in trajectory.turns]
     assert found == [len(turn.text) for turn in trajectory.turns]
-    sums = {agent: seat.rewards["length_of_turns"] for agent, seat in trajectory.seats.items()}
+    sums = {
+        agent: seat.rewards["length_of_turns"] for agent, seat in trajectory.seats.items()
+    }
     assert sums == {
         agent: sum(len(turn.text) for turn in trajectory.turns if turn.agent == agent)
         for agent in ("white", "black")
@@ -157,7 +188,10 @@ async def test_a_reward_by_agent_counts_for_the_latest_turn_of_each() -> None:
     ]
     assert trajectory.seats["white"] == Seat(True, 2.0, {"nothing": 0.0, "step": 2.0})
     assert trajectory.seats["black"].reward == -2.0
-    assert (trajectory.reward, trajectory.rewards["step"]) == (2.0, 2.0)  # of the first to act
+    assert (trajectory.reward, trajectory.rewards["step"]) == (
+        2.0,
+        2.0,
+    )  # of the first to act
 
 
 class Early(Env):
@@ -174,7 +208,9 @@ class Early(Env):
         self.num_turns += 1
         late = Observation(({"role": "user", "content": "You are late."},), agent="late")
         ended = self.num_turns == (1 if self.ends else 2)
-        return StepResult(late, {"late": 3.0} if self.num_turns == 1 else 1.0, terminated=ended)
+        return StepResult(
+            late, {"late": 3.0} if self.num_turns == 1 else 1.0, terminated=ended
+        )
 
 
 async def test_a_reward_before_an_agents_first_turn_counts_for_that_turn() -> None:
@@ -196,7 +232,9 @@ async def test_the_rubric_scores_each_trained_agent_by_its_own_view() -> None:
     asked = []
 
     def told(view: EpisodeView) -> Score:
-        asked.append((view.agent, len(view.turns), [str(m["content"]) for m in view.messages]))
+        asked.append(
+            (view.agent, len(view.turns), [str(m["content"]) for m in view.messages])
+        )
         return Score(float(len(view.final_text)), view.agent)
 
     trajectory = await duel(WORDS, reward=told, agents={"main": AgentSpec()})
@@ -298,7 +336,8 @@ def words(request: Any) -> list[int]:
 
 async def test_an_episode_of_two_goes_on_from_a_checkpoint_as_if_nothing_had_been() -> None:
     spec = replace(
-        rollout_spec(env=EnvSpec(Duel, {"rounds": 3}), reward=nothing), save_episode_state=True
+        rollout_spec(env=EnvSpec(Duel, {"rounds": 3}), reward=nothing),
+        save_episode_state=True,
     )
     held = asyncio.Event()
     reached = threading.Event()
@@ -330,7 +369,10 @@ async def test_an_episode_of_two_goes_on_from_a_checkpoint_as_if_nothing_had_bee
     one, other = whole.group.trajectories[0], found.group.trajectories[0]
     assert other.info["resumed_turns"] == 3
     assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]
-    assert [one.sequence(5).tolist(), one.seats] == [other.sequence(5).tolist(), other.seats]
+    assert [one.sequence(5).tolist(), one.seats] == [
+        other.sequence(5).tolist(),
+        other.seats,
+    ]
 
 
 def _collected(runner: EpisodeRunner) -> Any:

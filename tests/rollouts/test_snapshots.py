@@ -49,7 +49,9 @@ class Counts(Env):
     async def step(self, action: Action) -> StepResult:
         self.said.append(action.text)
         told: Message = {"role": "user", "content": f"{len(self.said)} of {self.seed % 97}"}
-        return StepResult(Observation((told,)), reward=1.0, terminated=len(self.said) == TURNS)
+        return StepResult(
+            Observation((told,)), reward=1.0, terminated=len(self.said) == TURNS
+        )
 
 
 class Locked(Counts):
@@ -109,7 +111,9 @@ def opened() -> Iterator[Open]:
     runners: list[EpisodeRunner] = []
 
     def open_runner(engine: ScriptedEngine, **settings: Any) -> EpisodeRunner:
-        spec = replace(rollout_spec(**{"env": EnvSpec(Counts)} | settings), save_episode_state=True)
+        spec = replace(
+            rollout_spec(**{"env": EnvSpec(Counts)} | settings), save_episode_state=True
+        )
         runners.append(EpisodeRunner(spec, engine))
         return runners[-1]
 
@@ -122,7 +126,9 @@ def collect(runner: EpisodeRunner) -> GroupOutcome:
     return until(lambda: runner.collect(1.0))[0]
 
 
-def interrupted(opened: Open, *, turn: int = 2, rollouts: int = 2, **settings: Any) -> GroupState:
+def interrupted(
+    opened: Open, *, turn: int = 2, rollouts: int = 2, **settings: Any
+) -> GroupState:
     """A group as it stood while all its rollouts waited for the completion of a turn; it was
     through a file.
     """
@@ -166,9 +172,9 @@ def test_it_extends_what_was_saved_and_says_so(opened: Open) -> None:
     ):
         before = rollout_index.seats["main"].sequence.ids
         assert trajectory.sequence(TURNS - 1)[: before.size].tolist() == before.tolist()
-        assert [np.asarray(t.completion[0].logprobs).tobytes() for t in trajectory.turns[:2]] == [
-            np.asarray(t.completion[0].logprobs).tobytes() for t in rollout_index.turns
-        ]
+        assert [
+            np.asarray(t.completion[0].logprobs).tobytes() for t in trajectory.turns[:2]
+        ] == [np.asarray(t.completion[0].logprobs).tobytes() for t in rollout_index.turns]
         assert trajectory.info["resumed_turns"] == 2
 
 
@@ -189,7 +195,11 @@ def test_a_rollout_that_had_finished_is_not_played_again(opened: Open) -> None:
     runner = opened(engine)
     runner.submit([GroupRequest(3, TASK, 2)])
     gate.wait_for(1)
-    until(lambda: not isinstance(runner.in_flight()[0].rollouts[0], EpisodeState | NotResumable))
+    until(
+        lambda: (
+            not isinstance(runner.in_flight()[0].rollouts[0], EpisodeState | NotResumable)
+        )
+    )
     saved = runner.in_flight()[0]
     again = scripted(words)
     other = opened(again)
@@ -209,7 +219,9 @@ def one_ended(runner: EpisodeRunner, gate: Gate) -> Trajectory:
     return first
 
 
-def test_an_episode_is_told_of_when_it_ends_and_comes_again_with_its_group(opened: Open) -> None:
+def test_an_episode_is_told_of_when_it_ends_and_comes_again_with_its_group(
+    opened: Open,
+) -> None:
     gate = Gate(2, rollout_index=1)
     runner = opened(scripted(words, latency=gate))
     first = one_ended(runner, gate)
@@ -236,7 +248,9 @@ def test_of_a_cancelled_group_what_had_ended_stays_known(opened: Open) -> None:
     runner.cancel([3])
     outcome = collect(runner)
     assert outcome.ended == (first,)
-    assert [str(t.status) for t in outcome.group.trajectories] == ["cancelled(cancelled)"] * 2
+    assert [str(t.status) for t in outcome.group.trajectories] == [
+        "cancelled(cancelled)"
+    ] * 2
     assert [str(t.status) for t in outcome.played.trajectories] == [
         "terminated",
         "cancelled(cancelled)",
@@ -260,7 +274,11 @@ def test_an_episode_that_only_lacked_its_score_is_scored(opened: Open) -> None:
     other = opened(again, reward=lambda view: 3.0)
     other.submit([GroupRequest(3, TASK, 1, saved=saved)])
     (trajectory,) = collect(other).group.trajectories
-    assert (len(trajectory.turns), trajectory.reward, again.requests) == (TURNS, 3.0 + TURNS, [])
+    assert (len(trajectory.turns), trajectory.reward, again.requests) == (
+        TURNS,
+        3.0 + TURNS,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,7 +286,9 @@ def test_an_episode_that_only_lacked_its_score_is_scored(opened: Open) -> None:
     [(Locked, "cannot pickle '_thread.lock'"), (Unkept, "Unkept.state_dict gives none")],
     ids=["unpicklable", "none"],
 )
-def test_what_cannot_be_kept_is_begun_anew_and_says_why(opened: Open, env: Any, why: str) -> None:
+def test_what_cannot_be_kept_is_begun_anew_and_says_why(
+    opened: Open, env: Any, why: str
+) -> None:
     saved = interrupted(opened, env=EnvSpec(env))
     assert [why in one.why for one in saved.lost] == [True, True]
     found = resumed(opened, saved).group.trajectories
@@ -283,7 +303,9 @@ def test_a_state_that_cannot_be_read_back_is_a_failed_attempt_and_then_begun_ane
     outcome = resumed(opened, interrupted(opened), env=EnvSpec(Broken))
     assert [str(t.status) for t in outcome.retried] == ["failed(env)"] * 2
     assert "ValueError: of another version" in outcome.retried[0].status.detail
-    assert [(t.attempt, len(t.turns)) for t in outcome.group.trajectories] == [(1, TURNS)] * 2
+    assert [(t.attempt, len(t.turns)) for t in outcome.group.trajectories] == [
+        (1, TURNS)
+    ] * 2
 
 
 def test_before_its_first_turn_there_is_nothing_to_keep(opened: Open) -> None:
@@ -317,7 +339,10 @@ def test_an_episode_with_tools_goes_on(opened: Open) -> None:
     other.submit([GroupRequest(3, TASK, 1, saved=saved)])
     (trajectory,) = collect(other).group.trajectories
     results = [
-        record.result.content for turn in trajectory.turns for record in turn.calls if record.result
+        record.result.content
+        for turn in trajectory.turns
+        for record in turn.calls
+        if record.result
     ]
     assert (str(trajectory.status), results) == ("terminated", ["8", "16"])
 
@@ -331,7 +356,8 @@ def test_an_episode_with_a_sandbox_is_begun_anew(opened: Open) -> None:
     )
     gate = Gate(1)
     runner = opened(
-        scripted(lambda request: say(call("python", code="print(1)")), latency=gate), env=env
+        scripted(lambda request: say(call("python", code="print(1)")), latency=gate),
+        env=env,
     )
     runner.submit([GroupRequest(3, TASK, 1)])
     gate.wait_for(1)
@@ -393,15 +419,22 @@ def test_what_an_agents_own_program_plays_is_begun_anew_and_counted(opened: Open
     runner.submit([GroupRequest(3, TASK, 1, env=waits)])
     assert waits.begun.wait(DEADLINE_S)
     (saved,) = runner.in_flight()
-    assert [one.why for one in saved.lost] == ["its driver is no environment, and cannot be saved"]
+    assert [one.why for one in saved.lost] == [
+        "its driver is no environment, and cannot be saved"
+    ]
 
 
-def test_a_straggler_that_is_cut_right_after_the_resume_counts_with_its_turns(opened: Open) -> None:
+def test_a_straggler_that_is_cut_right_after_the_resume_counts_with_its_turns(
+    opened: Open,
+) -> None:
     saved = interrupted(opened)
     first = resumed(opened, saved).group.trajectories[0]
     beside = replace(saved, rollouts=(first, saved.rollouts[1]))
     runner = opened(scripted(words))
     runner.submit([GroupRequest(3, TASK, 1, oversample=1, saved=beside)])
     group = collect(runner).group
-    assert [str(t.status) for t in group.trajectories] == ["terminated", "truncated(straggler)"]
+    assert [str(t.status) for t in group.trajectories] == [
+        "terminated",
+        "truncated(straggler)",
+    ]
     assert [len(t.turns) for t in group.trajectories] == [TURNS, 2]

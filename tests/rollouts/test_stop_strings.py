@@ -20,8 +20,12 @@ class Phrases(BytewiseRenderer):
         return two_at_once(token_ids)
 
 
-@pytest.mark.parametrize("stop", [("A", "B"), ("B", "A"), ("and A", "B and"), ("d", "A", "B")])
-async def test_the_text_is_cut_at_the_first_of_any_stop_string(stop: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "stop", [("A", "B"), ("B", "A"), ("and A", "B and"), ("d", "A", "B")]
+)
+async def test_the_text_is_cut_at_the_first_of_any_stop_string(
+    stop: tuple[str, ...],
+) -> None:
     engine = scripted([ids("so |")], decode=two_at_once)
     sampling = SamplingParams(max_new_tokens=50, stop=stop)
 

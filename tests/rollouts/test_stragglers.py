@@ -89,7 +89,9 @@ async def test_the_baseline_counts_the_straggler(play: Play) -> None:
     assert credit == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
 
 
-async def test_one_without_a_finished_turn_is_cancelled_and_leaves_the_baseline(play: Play) -> None:
+async def test_one_without_a_finished_turn_is_cancelled_and_leaves_the_baseline(
+    play: Play,
+) -> None:
     """Of rewards 1 and 3 the mean is 2, whatever the cancelled rollout might have got."""
     outcome = await play(["1", "hang", "333"], GroupRequest(0, TASK, 2, oversample=1))
     assert [str(t.status) for t in outcome.group.trajectories] == [
@@ -119,7 +121,9 @@ async def test_without_oversampling_no_rollout_is_cancelled(play: Play) -> None:
     assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 3
 
 
-async def test_the_greedy_baseline_is_played_to_its_end_and_is_no_rollout_of_the_group() -> None:
+async def test_the_greedy_baseline_is_played_to_its_end_and_is_no_rollout_of_the_group() -> (
+    None
+):
     """It ends only after the straggler was cut off."""
     cut_off = asyncio.Event()
     texts = ["7", "hang", "5"]
@@ -151,7 +155,10 @@ async def test_the_greedy_baseline_is_played_to_its_end_and_is_no_rollout_of_the
     assert (group.finished[0], group.baseline) == (trained, greedy)
     assert greedy not in group.finished
     asked = [turn.sampling for one in (trained, greedy) for turn in one.turns]
-    assert [sampling.temperature for sampling in asked if sampling is not None] == [1.0, 0.0]
+    assert [sampling.temperature for sampling in asked if sampling is not None] == [
+        1.0,
+        0.0,
+    ]
     metrics = rollout_metrics([group])
     assert metrics["group/baseline_reward"] == greedy.reward
     assert metrics["count/trajectories"] == 2.0

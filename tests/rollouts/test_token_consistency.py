@@ -19,12 +19,16 @@ VOCAB = 50
 
 def request(*, min_version: int = 0) -> GenerateRequest:
     ids = np.asarray([5, 6, 7], dtype=np.int32)
-    return GenerateRequest("r", "s", ids, SamplingParams(4), seed=0, min_version=min_version)
+    return GenerateRequest(
+        "r", "s", ids, SamplingParams(4), seed=0, min_version=min_version
+    )
 
 
 async def true_answer() -> Completion:
     """Two tokens on a prompt of three: five ids, and KV for the first four."""
-    return await ScriptedEngine([[8, 9]], vocab_size=VOCAB, policy_version=3).generate(request())
+    return await ScriptedEngine([[8, 9]], vocab_size=VOCAB, policy_version=3).generate(
+        request()
+    )
 
 
 def policy(ids: list[int], version: int) -> Segment:
@@ -60,7 +64,9 @@ Mutation = Callable[[Completion], Completion]
     ("mutate", "named"),
     [
         pytest.param(
-            lambda c: replace(c, request_id="q"), "the answer is for request 'q'", id="request_id"
+            lambda c: replace(c, request_id="q"),
+            "the answer is for request 'q'",
+            id="request_id",
         ),
         pytest.param(
             lambda c: replace(c, usage=replace(c.usage, prompt_tokens=2)),
@@ -98,7 +104,9 @@ Mutation = Callable[[Completion], Completion]
             id="version_fell",
         ),
         pytest.param(
-            lambda c: replace(c, segments=(Segment(SegmentKind.TEMPLATE, np.asarray([8, 9])),)),
+            lambda c: replace(
+                c, segments=(Segment(SegmentKind.TEMPLATE, np.asarray([8, 9])),)
+            ),
             "a completion holds a segment of kind TEMPLATE",
             id="kind",
         ),

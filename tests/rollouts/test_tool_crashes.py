@@ -81,7 +81,9 @@ async def test_one_that_cannot_be_reached_is_never_a_reward() -> None:
 @pytest.mark.parametrize(
     ("same", "end"), [(True, "truncated(tool_crash)"), (False, "failed(tool)")]
 )
-async def test_among_others_it_takes_the_same_call_in_every_attempt(same: bool, end: str) -> None:
+async def test_among_others_it_takes_the_same_call_in_every_attempt(
+    same: bool, end: str
+) -> None:
     inside = asyncio.Event()
     leave = asyncio.Event()
 
@@ -99,7 +101,9 @@ async def test_among_others_it_takes_the_same_call_in_every_attempt(same: bool, 
     with service(200, "die", 200, "die", 200, "die") as up:
         spec = EnvSpec(ToolEnv, {"tools": [ask], "endpoints": [up.url]})
         others = [say(call("ask", key="other")), say("done")]
-        other = asyncio.create_task(play(others, env=spec, key=replace(KEY, rollout_index=9)))
+        other = asyncio.create_task(
+            play(others, env=spec, key=replace(KEY, rollout_index=9))
+        )
         await inside.wait()
         for attempt in range(3):
             last = call("ask", key="" if same else str(attempt))

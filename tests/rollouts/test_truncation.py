@@ -11,7 +11,16 @@ from agentrl.envs import Env, EnvSpec
 from agentrl.rollouts import make_batch
 from agentrl.tools import tool
 from agentrl.types import Action, Observation, StepResult, Task, TrajectoryGroup
-from tests.rollouts.bytewise import TASK, BytewiseRenderer, call, ids, laid_out, play, say, scripted
+from tests.rollouts.bytewise import (
+    TASK,
+    BytewiseRenderer,
+    call,
+    ids,
+    laid_out,
+    play,
+    say,
+    scripted,
+)
 
 
 @tool
@@ -60,7 +69,9 @@ async def test_the_tokens_of_an_episode_that_was_cut_are_trained() -> None:
 
 async def test_an_observation_is_cut_by_the_tools_rule_with_a_visible_mark() -> None:
     engine = scripted([say(LONG), say("ok")])
-    trajectory = await play(engine, tools=[recite], env_settings={"max_tool_output_chars": 40})
+    trajectory = await play(
+        engine, tools=[recite], env_settings={"max_tool_output_chars": 40}
+    )
     observed = BytewiseRenderer().decode(trajectory.turns[1].context[1].token_ids)
     assert observed == "x" * 20 + "\n[... 460 of 500 characters left out ...]\n" + "x" * 20
     result = trajectory.turns[0].calls[0].result
@@ -74,13 +85,19 @@ async def test_each_call_is_told_how_much_room_there_is() -> None:
     for request in engine.requests:
         assert request.token_ids.size + request.sampling.max_new_tokens <= 150
     assert str(trajectory.status) == "terminated"
-    assert engine.requests[1].sampling.max_new_tokens == 150 - engine.requests[1].token_ids.size
+    assert (
+        engine.requests[1].sampling.max_new_tokens
+        == 150 - engine.requests[1].token_ids.size
+    )
 
 
 async def test_a_restated_history_over_the_prompts_limit_truncates_with_all_turns() -> None:
     script = [say(call("recite", letters=60)), say("never")]
     trajectory = await play(
-        script, tools=[recite], renderer=BytewiseRenderer(rewrites=True), max_prompt_tokens=80
+        script,
+        tools=[recite],
+        renderer=BytewiseRenderer(rewrites=True),
+        max_prompt_tokens=80,
     )
     assert str(trajectory.status) == "truncated(max_prompt_tokens)"
     assert len(trajectory.turns) == 1

@@ -16,12 +16,24 @@ from typing import Any
 import pytest
 
 from agentrl.config.sections import PlacementConfig
-from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec, collect_groups
+from agentrl.controller.cluster.rollout_pool import (
+    RolloutPool,
+    RolloutWorkerSpec,
+    collect_groups,
+)
 from agentrl.envs import AsyncEnv, Env, EnvSpec, EpisodeView, Rubric
 from agentrl.errors import EngineError, RewardError
 from agentrl.rollouts import EpisodeRunner, GroupRequest, run_episode
 from agentrl.tools import TOOL_THREADS, ToolExecutor, tool
-from agentrl.types import Action, Observation, Status, StepResult, Task, ToolCall, Trajectory
+from agentrl.types import (
+    Action,
+    Observation,
+    Status,
+    StepResult,
+    Task,
+    ToolCall,
+    Trajectory,
+)
 from agentrl.types.user_code import wall
 from agentrl.types.user_code.wall import EXIT_CODE
 from tests.kit.waiting import DEADLINE_S, until
@@ -61,8 +73,16 @@ ENDS = {
 """How an episode ends whose user code raises at a boundary."""
 NOTED = {"env.snapshot": "snapshot_error", "env.close": "cleanup_error"}
 NOTED["tool.close"] = "cleanup_error"
-EXITS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "CancelledError", "BaseException")
-CASES = [(at, raises, kind) for at in ENDS for raises in RAISED for kind in ("plain", "async")]
+EXITS = (
+    "SystemExit",
+    "KeyboardInterrupt",
+    "GeneratorExit",
+    "CancelledError",
+    "BaseException",
+)
+CASES = [
+    (at, raises, kind) for at in ENDS for raises in RAISED for kind in ("plain", "async")
+]
 
 Outcomes = Mapping[tuple[str, str, str], Trajectory]
 
@@ -72,7 +92,9 @@ def requests() -> list[GroupRequest]:
     found = []
     for group_index, (at, raises, kind) in enumerate(CASES):
         info = {"at": at, "raises": raises, "kind": kind}
-        task = Task(f"{at} {raises} {kind}", ({"role": "user", "content": "go"},), info=info)
+        task = Task(
+            f"{at} {raises} {kind}", ({"role": "user", "content": "go"},), info=info
+        )
         found.append(GroupRequest(group_index, task, 1, env=env_of(task)))
     return found
 
@@ -117,7 +139,9 @@ def inline() -> Iterator[Outcomes]:
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 @pytest.mark.parametrize("at", ENDS)
-def test_whatever_is_raised_at_a_boundary_ends_there(inline: Outcomes, at: str, kind: str) -> None:
+def test_whatever_is_raised_at_a_boundary_ends_there(
+    inline: Outcomes, at: str, kind: str
+) -> None:
     for raises in RAISED:
         check_end(inline[at, raises, kind], at, raises)
 
@@ -294,7 +318,9 @@ async def test_what_swallows_its_cancellation_is_given_up_and_named(
 ) -> None:
     monkeypatch.setattr(wall, "GRACE_S", 0.05)
     await met()
-    (record,) = [one for one in caplog.records if vars(one).get("event") == "user_code_given_up"]
+    (record,) = [
+        one for one in caplog.records if vars(one).get("event") == "user_code_given_up"
+    ]
     assert re.match(f".*{name} swallowed its cancellation", record.getMessage())
     task = asyncio.current_task()
     assert task is not None
@@ -316,7 +342,9 @@ def test_a_group_that_the_runner_cancels_is_cancelled_whatever_its_code_does() -
         assert begun.wait(DEADLINE_S)
         runner.cancel([0])
         (outcome,) = runner.collect(DEADLINE_S)
-        assert [str(t.status) for t in outcome.group.trajectories] == ["cancelled(cancelled)"] * 2
+        assert [str(t.status) for t in outcome.group.trajectories] == [
+            "cancelled(cancelled)"
+        ] * 2
     finally:
         runner.close()
 
@@ -331,7 +359,9 @@ def test_a_call_that_runs_on_after_its_deadline_is_counted_until_it_ends() -> No
         return "late"
 
     before = TOOL_THREADS.num_abandoned
-    runner = EpisodeRunner(rollout_spec(tools=[hangs]), scripted([say(call("hangs")), say("end")]))
+    runner = EpisodeRunner(
+        rollout_spec(tools=[hangs]), scripted([say(call("hangs")), say("end")])
+    )
     try:
         runner.submit([GroupRequest(0, TASK, 1)])
         (outcome,) = runner.collect(DEADLINE_S)
@@ -428,7 +458,9 @@ async def test_a_parser_that_gives_no_message_is_named() -> None:
     context = replace(context_of(rollout_spec(), scripted([say("x")])), parser=Silent())
     trajectory = await run_episode(context, TASK, KEY)
     assert str(trajectory.status) == "failed(tool)"
-    assert "the parser Silent must give a ParsedMessage, got None" in trajectory.status.detail
+    assert (
+        "the parser Silent must give a ParsedMessage, got None" in trajectory.status.detail
+    )
 
 
 class Falls:

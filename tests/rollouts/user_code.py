@@ -51,7 +51,9 @@ def meet(task: Task, boundary: str) -> None:
 def raising_line() -> str:
     """The line of ``meet`` that raises."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    number = next(n for n, line in enumerate(lines, 1) if line.startswith("        raise RAISED"))
+    number = next(
+        n for n, line in enumerate(lines, 1) if line.startswith("        raise RAISED")
+    )
     return f"{__file__}:{number}"
 
 

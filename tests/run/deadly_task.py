@@ -17,6 +17,9 @@ def deadly(episode: EpisodeView) -> float:
     path = Path(os.environ[CALLS])
     with path.open("ab") as file:
         file.write(b".")
-    if os.environ[DEADLY] == "all" or str(path.stat().st_size) in os.environ[DEADLY].split():
+    if (
+        os.environ[DEADLY] == "all"
+        or str(path.stat().st_size) in os.environ[DEADLY].split()
+    ):
         os.kill(os.getpid(), signal.SIGKILL)
     return graded(episode)

@@ -26,7 +26,9 @@ class Faulty(Env):
         ):
             self._read_map()
         digits = sum(letter.isdigit() for letter in action.text)
-        return StepResult(Observation(()), reward=digits / (1 + len(action.text)), terminated=True)
+        return StepResult(
+            Observation(()), reward=digits / (1 + len(action.text)), terminated=True
+        )
 
     @property
     def _number(self) -> int:

@@ -22,7 +22,10 @@ def demonstrations(seed: int) -> Iterator[dict[str, Any]]:
     while True:
         digit = str(rng.randrange(10))
         answer = digit if rng.random() < 0.6 else str(rng.randrange(10))
-        said = {"role": "assistant", "content": " ".join(answer * rng.choice((1, 1, 1, 2, 3)))}
+        said = {
+            "role": "assistant",
+            "content": " ".join(answer * rng.choice((1, 1, 1, 2, 3))),
+        }
         yield {"messages": [{"role": "user", "content": digit}, said]}
 
 
@@ -31,7 +34,12 @@ def build_model(folder: Path, seed: int) -> None:
 
     sizes = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48}
     build_tiny_model(
-        folder, demonstrations(seed), seed=seed, num_demonstrations=40, vocab_size=300, **sizes
+        folder,
+        demonstrations(seed),
+        seed=seed,
+        num_demonstrations=40,
+        vocab_size=300,
+        **sizes,
     )
 
 

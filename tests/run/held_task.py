@@ -34,7 +34,9 @@ class Held(Env):
             while not (_HERE / "go").exists():
                 time.sleep(0.01)
         digits = sum(letter.isdigit() for letter in action.text)
-        return StepResult(Observation(()), reward=digits / (1 + len(action.text)), terminated=True)
+        return StepResult(
+            Observation(()), reward=digits / (1 + len(action.text)), terminated=True
+        )
 
 
 def _is_first(task: Task) -> bool:

@@ -57,7 +57,9 @@ class Answers(Answering):
 
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
-        api = re.fullmatch(rf"/api/(?:models|datasets)/{NAME}/(revision|tree)/([^/]+)/?(.*)", path)
+        api = re.fullmatch(
+            rf"/api/(?:models|datasets)/{NAME}/(revision|tree)/([^/]+)/?(.*)", path
+        )
         if path == f"/api/datasets/{NAME}":
             api = re.fullmatch("(x)(main)()", "xmain")
         file = re.fullmatch(rf"(?:/datasets)?/{NAME}/resolve/([^/]+)/(.+)", path)
@@ -75,7 +77,9 @@ class Answers(Answering):
             if body:
                 self.server.asked.append(file[2])
             etag = hashlib.sha1(data).hexdigest()
-            return self._send(200, data, body, {"X-Repo-Commit": commit, "ETag": f'"{etag}"'})
+            return self._send(
+                200, data, body, {"X-Repo-Commit": commit, "ETag": f'"{etag}"'}
+            )
         assert api is not None
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         names = [str(path.relative_to(folder)) for path in files]
@@ -106,7 +110,9 @@ class Answers(Answering):
             200, json.dumps(answer).encode(), body, {"Content-Type": "application/json"}
         )
 
-    def _send(self, status: int, data: bytes, body: bool, headers: Mapping[str, str]) -> None:
+    def _send(
+        self, status: int, data: bytes, body: bool, headers: Mapping[str, str]
+    ) -> None:
         self.answer(data, status, headers, whole=body)
 
 

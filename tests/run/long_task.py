@@ -23,4 +23,6 @@ class Long(Env):
         time.sleep(0.05)
         asked: Message = {"role": "user", "content": f"{self.num_turns}?"}
         reward = sum(letter.isdigit() for letter in action.text) / (1 + len(action.text))
-        return StepResult(Observation((asked,)), reward=reward, terminated=self.num_turns == 10)
+        return StepResult(
+            Observation((asked,)), reward=reward, terminated=self.num_turns == 10
+        )

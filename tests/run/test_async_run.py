@@ -31,12 +31,18 @@ ALWAYS = ("run.deterministic=false", "stages.rl.eval.sets={}")
     [
         ("rollout.schedule=one_step_off",),
         ("rollout.schedule=async", "rollout.max_staleness=2"),
-        ("rollout.schedule=async", "rollout.pause_mode=in_place", "rollout.on_stale=mask_tokens"),
+        (
+            "rollout.schedule=async",
+            "rollout.pause_mode=in_place",
+            "rollout.on_stale=mask_tokens",
+        ),
         ("rollout.oversample=1.0",),
     ],
     ids=["one_step_off", "async", "masked", "oversample"],
 )
-def test_tokens_are_no_staler_than_allowed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+def test_tokens_are_no_staler_than_allowed(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
     run_dir = tmp_path / "run"
     train(tmp_path, *ALWAYS, *overrides, text=AHEAD)
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]

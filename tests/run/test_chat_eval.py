@@ -72,7 +72,16 @@ def test_eval_asks_a_server_and_scores_what_it_says(
     out = tmp_path / "eval.parquet"
     assert (
         run_command_line(
-            ["eval", str(config), *overrides(url), "--samples", "2", "--json", "--out", str(out)]
+            [
+                "eval",
+                str(config),
+                *overrides(url),
+                "--samples",
+                "2",
+                "--json",
+                "--out",
+                str(out),
+            ]
         )
         == 0
     )
@@ -82,7 +91,9 @@ def test_eval_asks_a_server_and_scores_what_it_says(
     assert out.is_file()
 
 
-def test_episodes_collected_from_a_server_have_turns_and_no_tokens(config: Path, url: str) -> None:
+def test_episodes_collected_from_a_server_have_turns_and_no_tokens(
+    config: Path, url: str
+) -> None:
     with Trainer(load_config(config, overrides(url), trains=False)) as trainer:
         (result,) = trainer.evaluate_sets("sums", samples=1, greedy=False)
     for trajectory in result.trajectories:

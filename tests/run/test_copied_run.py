@@ -49,7 +49,9 @@ def test_a_lost_run_goes_on_elsewhere_as_if_nothing_had_been(
 
 
 def test_a_resume_without_a_copy_says_that_there_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"run' has no run\.json, and .*=file://.*/none no copy"):
+    with pytest.raises(
+        DataError, match=r"run' has no run\.json, and .*=file://.*/none no copy"
+    ):
         train(tmp_path, f"checkpoint.copy_to=file://{tmp_path}/none", resume=True)
 
 
@@ -74,7 +76,10 @@ def test_the_command_line_fetches_a_run_that_is_not_here(
     ("setting", "told"),
     [
         ("checkpoint.copy_to=elsewhere", r"checkpoint\.copy_to must be a URL"),
-        ("run.replay=nope", r"run\.replay='nope' must name a run: 'nope' is not .* not exist"),
+        (
+            "run.replay=nope",
+            r"run\.replay='nope' must name a run: 'nope' is not .* not exist",
+        ),
         ("model.build=nope.py:f", r"model\.build='nope\.py:f' cannot be loaded"),
     ],
 )

@@ -55,7 +55,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def played(run_dir: Path) -> list[tuple[int, str]]:
     """Group and task of every trajectory of the stage that plays, what was rolled back left out."""
     reader = TrajectoryReader(RunDirectory.open(run_dir))
-    return sorted({(one.group_index, one.task_id) for one in reader.summaries(purpose="train")})
+    return sorted(
+        {(one.group_index, one.task_id) for one in reader.summaries(purpose="train")}
+    )
 
 
 def test_a_killed_run_draws_what_it_would_have_drawn(config: Path) -> None:
@@ -63,7 +65,9 @@ def test_a_killed_run_draws_what_it_would_have_drawn(config: Path) -> None:
     whole, killed = config.parent / "whole", config.parent / "killed"
     finish(start(config, whole, overrides=overrides))
     die_at = f"{SERVICE}._enter"
-    finish(start(config, killed, die_at=die_at, call=10, overrides=overrides), -signal.SIGKILL)
+    finish(
+        start(config, killed, die_at=die_at, call=10, overrides=overrides), -signal.SIGKILL
+    )
     finish(start(config, killed, resume=True, overrides=overrides))
     assert metrics(killed) == metrics(whole)
     assert played(killed) == played(whole)
@@ -94,5 +98,8 @@ def test_a_sampler_that_yields_nothing_ends_the_run_by_name(config: Path) -> Non
     run_dir = config.parent / "ending"
     overrides = [*QUICK, f"run.dir={run_dir}", "data.sampler=ending.py:ending"]
     told = r"^data\.sampler\.name='ending\.py:ending': next\(\) must"
-    with Trainer(load_config(config, overrides)) as trainer, pytest.raises(DataError, match=told):
+    with (
+        Trainer(load_config(config, overrides)) as trainer,
+        pytest.raises(DataError, match=told),
+    ):
         trainer.train()

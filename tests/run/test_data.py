@@ -15,8 +15,18 @@ from agentrl.run.data.datasets import DataSet, rows_hash
 from agentrl.types import Task
 
 ROWS = [
-    {"id": "a", "messages": [{"role": "user", "content": "1 + 1?"}], "answer": "2", "level": 3},
-    {"id": "b", "messages": [{"role": "user", "content": "2 + 2?"}], "answer": "4", "level": 5},
+    {
+        "id": "a",
+        "messages": [{"role": "user", "content": "1 + 1?"}],
+        "answer": "2",
+        "level": 3,
+    },
+    {
+        "id": "b",
+        "messages": [{"role": "user", "content": "2 + 2?"}],
+        "answer": "4",
+        "level": 5,
+    },
 ]
 VERL = {
     "data_source": "openai/gsm8k",
@@ -31,8 +41,12 @@ Load = Callable[..., list[Task]]
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    def loaded(reference: str, args: dict[str, Any] | None = None, **more: Any) -> list[Task]:
-        return DataSet(reference, args or {}, **{"base_dir": tmp_path, "seed": 5} | more).tasks()
+    def loaded(
+        reference: str, args: dict[str, Any] | None = None, **more: Any
+    ) -> list[Task]:
+        return DataSet(
+            reference, args or {}, **{"base_dir": tmp_path, "seed": 5} | more
+        ).tasks()
 
     return loaded
 
@@ -63,7 +77,9 @@ def test_files_of_our_columns(
 ) -> None:
     write(tmp_path / name, ROWS)
     tasks = load(name)
-    assert [(task.id, task.answer, task.messages, task.info["level"]) for task in tasks] == [
+    assert [
+        (task.id, task.answer, task.messages, task.info["level"]) for task in tasks
+    ] == [
         ("a", "2", ({"role": "user", "content": "1 + 1?"},), 3),
         ("b", "4", ({"role": "user", "content": "2 + 2?"},), 5),
     ]
@@ -86,7 +102,10 @@ def test_files_of_verls_columns(load: Load, tmp_path: Path, name: str, write: An
 def test_a_question_of_text_is_a_users_message(load: Load, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "q.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}])
     (task,) = load("q.jsonl")
-    assert (task.messages, task.answer) == (({"role": "user", "content": "1 + 1?"},), "#### 2")
+    assert (task.messages, task.answer) == (
+        ({"role": "user", "content": "1 + 1?"},),
+        "#### 2",
+    )
 
 
 CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
@@ -121,11 +140,15 @@ def test_a_message_without_role_or_content_is_named(
     write_function(
         tmp_path, f"def tasks():\n    yield Task('a')\n    yield Task('b', ({message},))"
     )
-    with pytest.raises(DataError, match=rf"row 1 of task\.py:tasks: messages\[0\]:? {rule}"):
+    with pytest.raises(
+        DataError, match=rf"row 1 of task\.py:tasks: messages\[0\]:? {rule}"
+    ):
         load("task.py:tasks")
 
 
-def test_an_assistants_null_beside_calls_is_an_empty_text(load: Load, tmp_path: Path) -> None:
+def test_an_assistants_null_beside_calls_is_an_empty_text(
+    load: Load, tmp_path: Path
+) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": CALLS}
     write_jsonl(tmp_path / "t.jsonl", [{"messages": [message]}])
     write_function(tmp_path, f"def tasks():\n    yield Task('0', ({message},))")
@@ -187,9 +210,8 @@ def tasks(sound):
 def test_a_row_that_cannot_be_read_is_named_also_where_it_is_drawn(
     load: Load, tmp_path: Path
 ) -> None:
-    told = (
-        r"row 1 of task\.py:tasks cannot be read: OSError: .*Input/output error \(.*task\.py:\d+\)"
-    )
+    fault = r"OSError: .*Input/output error \(.*task\.py:\d+\)"
+    told = rf"row 1 of task\.py:tasks cannot be read: {fault}"
     write_function(tmp_path, LAZY)
     with pytest.raises(DataError, match=told):
         load("task.py:tasks", {"sound": 1})
@@ -201,15 +223,21 @@ def test_a_row_that_cannot_be_read_is_named_also_where_it_is_drawn(
 @pytest.mark.parametrize(
     "given", ["{'a': {'question': 'q'}}", "pandas.DataFrame([{'question': 'q'}])"]
 )
-def test_rows_that_have_no_numbers_are_named(load: Load, tmp_path: Path, given: str) -> None:
+def test_rows_that_have_no_numbers_are_named(
+    load: Load, tmp_path: Path, given: str
+) -> None:
     write_function(tmp_path, f"import pandas\ndef tasks():\n    return {given}")
-    with pytest.raises(DataError, match=r"row 0 of task\.py:tasks cannot be read: KeyError: 0"):
+    with pytest.raises(
+        DataError, match=r"row 0 of task\.py:tasks cannot be read: KeyError: 0"
+    ):
         load("task.py:tasks")
 
 
 def test_a_length_that_cannot_be_had_is_named(load: Load, tmp_path: Path) -> None:
     write_function(tmp_path, LAZY.replace("return 2", "raise OSError('gone')"))
-    with pytest.raises(DataError, match=r"data\.train='task\.py:tasks' raised OSError: gone"):
+    with pytest.raises(
+        DataError, match=r"data\.train='task\.py:tasks' raised OSError: gone"
+    ):
         load("task.py:tasks", {"sound": 0})
 
 
@@ -222,10 +250,16 @@ def write_function(tmp_path: Path, body: str) -> None:
     (tmp_path / "task.py").write_text(f"from agentrl.types import Task\n\n{body}\n")
 
 
-def test_a_function_gets_the_runs_seed_and_its_arguments(load: Load, tmp_path: Path) -> None:
-    write_function(tmp_path, "def tasks(seed, split):\n    return [Task(f'{split}-{seed}')]")
+def test_a_function_gets_the_runs_seed_and_its_arguments(
+    load: Load, tmp_path: Path
+) -> None:
+    write_function(
+        tmp_path, "def tasks(seed, split):\n    return [Task(f'{split}-{seed}')]"
+    )
     assert [task.id for task in load("task.py:tasks", {"split": "train"})] == ["train-5"]
-    assert [task.id for task in load("task.py:tasks", {"split": "train", "seed": 9})] == ["train-9"]
+    assert [task.id for task in load("task.py:tasks", {"split": "train", "seed": 9})] == [
+        "train-9"
+    ]
 
 
 def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(
@@ -245,7 +279,9 @@ def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(
 def test_a_function_may_yield_the_same_mapping_again_with_other_values(
     load: Load, tmp_path: Path, row: str, stream: bool
 ) -> None:
-    body = f"    own = {{}}\n    for n in range(3):\n        own['n'] = n\n        yield {row}"
+    body = (
+        f"    own = {{}}\n    for n in range(3):\n        own['n'] = n\n        yield {row}"
+    )
     write_function(tmp_path, f"def tasks():\n{body}")
     tasks = load("task.py:tasks", stream=stream)
     assert [tasks[n].info for n in range(3)] == [{"n": 0}, {"n": 1}, {"n": 2}]
@@ -268,7 +304,10 @@ def test_a_function_may_yield_the_same_mapping_again_with_other_values(
             "def tasks():\n    return [{'text': 'x'}]",
             r"has no 'messages', 'prompt' or 'question'; it has \['text'\]",
         ),
-        ("def tasks():\n    yield Task('a')\n    raise KeyError('b')", "raised KeyError: 'b'"),
+        (
+            "def tasks():\n    yield Task('a')\n    raise KeyError('b')",
+            "raised KeyError: 'b'",
+        ),
         (
             "def tasks():\n    return [{'messages': 3}]",
             "row 0 of task.py:tasks: 'messages' must be",
@@ -311,7 +350,8 @@ def test_a_file_that_is_not_there_is_named_with_its_setting(load: Load, name: st
 
 def test_a_reference_of_no_kind_is_told_the_kinds(load: Load) -> None:
     with pytest.raises(
-        DataError, match=r"neither file\.py:function, module:function, a \.jsonl or \.parquet file"
+        DataError,
+        match=r"neither file\.py:function, module:function, a \.jsonl or \.parquet file",
     ):
         load("somewhere")
 

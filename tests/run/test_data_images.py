@@ -55,7 +55,8 @@ def test_files_are_named_from_the_data_sets_folder(tmp_path: Path) -> None:
 def test_parts_without_an_image_take_those_of_the_column(tmp_path: Path) -> None:
     uris = [Image.read(picture(seed=seed)).data_uri() for seed in (1, 2)]
     (task,) = written(
-        tmp_path, {"messages": user(HERE, {"type": "text", "text": "or"}, HERE), "images": uris}
+        tmp_path,
+        {"messages": user(HERE, {"type": "text", "text": "or"}, HERE), "images": uris},
     )
     assert seen(task) == [Image.read(picture(seed=1)), Image.read(picture(seed=2))]
     assert "images" not in task.info
@@ -66,7 +67,10 @@ def test_a_saved_hugging_face_data_set_may_hold_images(tmp_path: Path) -> None:
     from datasets import Image as ImageFeature
 
     parts = Features(
-        {"role": Value("string"), "content": [{"type": Value("string"), "text": Value("string")}]}
+        {
+            "role": Value("string"),
+            "content": [{"type": Value("string"), "text": Value("string")}],
+        }
     )
     features = Features({"messages": [dict(parts)], "images": Sequence(ImageFeature())})
     content = [{"type": "text", "text": "What?"}, {"type": "image", "text": None}]
@@ -85,9 +89,15 @@ def test_a_saved_hugging_face_data_set_may_hold_images(tmp_path: Path) -> None:
             {"messages": user(HERE, HERE), "images": ["a.png"]},
             "rows.jsonl:1: .* 'images' has none left",
         ),
-        ({"messages": user(HERE), "images": ["a.png", "b.png"]}, "holds 2 images, 1 more than"),
+        (
+            {"messages": user(HERE), "images": ["a.png", "b.png"]},
+            "holds 2 images, 1 more than",
+        ),
         ({"messages": user(HERE)}, "a part of type image has no image"),
-        ({"messages": user(HERE), "images": "a.png"}, "'images' must be a list of images, got str"),
+        (
+            {"messages": user(HERE), "images": "a.png"},
+            "'images' must be a list of images, got str",
+        ),
         (
             {"messages": user({"type": "image", "image": "data:image/png;base64,eA=="})},
             "rows.jsonl:1: .* cannot be read as",
@@ -108,14 +118,18 @@ def test_a_row_whose_images_do_not_fit_is_named(
 def conversations(folder: Path, *rows: Any) -> list[Any]:
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = DataSet("rows.jsonl", base_dir=folder)
-    assert [row for _, row in itertools.islice(data.endless_rows(0), len(rows))] == data.rows()
+    assert [
+        row for _, row in itertools.islice(data.endless_rows(0), len(rows))
+    ] == data.rows()
     return data.rows()
 
 
 SAID: list[dict[str, Any]] = [{"role": "assistant", "content": "A cat."}]
 
 
-@pytest.mark.parametrize("content", ["Look: <image>", [{"type": "text", "text": "Look: "}, HERE]])
+@pytest.mark.parametrize(
+    "content", ["Look: <image>", [{"type": "text", "text": "Look: "}, HERE]]
+)
 def test_a_conversation_to_imitate_has_its_images_in_their_places(
     content: Any, tmp_path: Path
 ) -> None:
@@ -165,5 +179,7 @@ def test_a_model_of_text_alone_imitates_no_image(tmp_path: Path) -> None:
 
 def test_pairs_to_compare_have_no_images() -> None:
     pair = {"chosen": "a", "rejected": "b", "prompt": "<image>?", "images": ["a.png"]}
-    with pytest.raises(DataError, match="pair 3 has 'images', and reward models read text alone"):
+    with pytest.raises(
+        DataError, match="pair 3 has 'images', and reward models read text alone"
+    ):
         check_pair(pair, 3)

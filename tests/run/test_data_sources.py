@@ -49,7 +49,9 @@ def ids(data: DataSet) -> list[str]:
 
 
 def several(tmp_path: Path, *sources: dict[str, Any], **more: Any) -> DataSet:
-    return DataSet(tuple(DataSourceConfig(**one) for one in sources), base_dir=tmp_path, **more)
+    return DataSet(
+        tuple(DataSourceConfig(**one) for one in sources), base_dir=tmp_path, **more
+    )
 
 
 def test_a_pattern_joins_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -91,7 +93,9 @@ def test_ids_of_several_sources_begin_with_their_names(tmp_path: Path) -> None:
 def test_two_rows_of_one_id_are_named_with_their_lines(tmp_path: Path) -> None:
     rows = [{"question": "1", "id": "x"}, {"question": "2", "id": "x"}]
     write_jsonl(tmp_path / "a.jsonl", rows)
-    with pytest.raises(DataError, match=r"a\.jsonl:2 and .*a\.jsonl:1 have the same id 'x'"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:2 and .*a\.jsonl:1 have the same id 'x'"
+    ):
         DataSet("a.jsonl", base_dir=tmp_path).tasks()
 
 
@@ -118,18 +122,25 @@ def test_a_column_of_another_type_is_named_with_file_and_line(
 
 def test_a_missing_column_of_parquet_is_named_with_file_and_row(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", [{"text": "x"}])
-    with pytest.raises(DataError, match=r"row 0 of .*a\.parquet has no 'messages', 'prompt'"):
+    with pytest.raises(
+        DataError, match=r"row 0 of .*a\.parquet has no 'messages', 'prompt'"
+    ):
         DataSet("a.parquet", base_dir=tmp_path).tasks()
 
 
 def test_a_task_that_asks_for_a_reward_model_in_vain_is_named(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", [VERL, {**VERL, "reward_model": {"style": "model"}}])
-    with pytest.raises(DataError, match=r"a\.jsonl:2: reward_model\.style='model' needs a reward"):
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:2: reward_model\.style='model' needs a reward"
+    ):
         DataSet("a.jsonl", base_dir=tmp_path, has_reward_model=False).tasks()
 
 
 def test_verls_arguments_of_tools_come_without_arrows_nulls(tmp_path: Path) -> None:
-    own = [{"search": {"create_kwargs": {"k": 3}}}, {"shell": {"create_kwargs": {"cwd": "/x"}}}]
+    own = [
+        {"search": {"create_kwargs": {"k": 3}}},
+        {"shell": {"create_kwargs": {"cwd": "/x"}}},
+    ]
     rows = [{**VERL, "extra_info": {"tools_kwargs": kwargs}} for kwargs in own]
     rows[0]["extra_info"]["interaction_kwargs"] = {"name": "gsm8k"}
     write_parquet(tmp_path / "a.parquet", rows)
@@ -148,7 +159,9 @@ def test_a_placeholder_in_a_text_takes_the_next_image(tmp_path: Path) -> None:
 
 
 def test_fewer_images_than_placeholders_are_named(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a.jsonl", [{"prompt": "<image> and <image>", "images": ["a.png"]}])
+    write_jsonl(
+        tmp_path / "a.jsonl", [{"prompt": "<image> and <image>", "images": ["a.png"]}]
+    )
     with pytest.raises(DataError, match=r"a\.jsonl:1: .*'images' has none left"):
         DataSet("a.jsonl", base_dir=tmp_path).tasks()
 
@@ -160,7 +173,12 @@ def mixture(tmp_path: Path, *, seed: int = 3) -> tuple[Any, TaskTable]:
     sources = [{"data": "a.jsonl", "weight": 2.0}, {"data": "b.jsonl"}]
     run = {"dir": str(tmp_path), "base_dir": str(tmp_path), "seed": seed}
     config = load_config(
-        {"run": run, "model": {"path": "m"}, "data": {"train": sources}, "train": {"steps": 1}}
+        {
+            "run": run,
+            "model": {"path": "m"},
+            "data": {"train": sources},
+            "train": {"steps": 1},
+        }
     )
     (stage,) = config.resolved_stages()
     tasks = DataSet.of_training(stage).tasks()
@@ -168,7 +186,9 @@ def mixture(tmp_path: Path, *, seed: int = 3) -> tuple[Any, TaskTable]:
     return task_sampler(stage, tasks), tasks
 
 
-def test_weights_decide_the_sources_and_every_source_has_whole_epochs(tmp_path: Path) -> None:
+def test_weights_decide_the_sources_and_every_source_has_whole_epochs(
+    tmp_path: Path,
+) -> None:
     sampler, tasks = mixture(tmp_path)
     drawn = asked(tasks[sampler.next()] for _ in range(15))
     # weights 2 : 1: the second draw of a and the first of b have one deadline, 3
@@ -293,7 +313,10 @@ def test_a_later_stage_begins_at_the_first_row_of_its_data(tmp_path: Path) -> No
 
 
 def test_a_demonstration_ends_where_its_model_has_no_more_positions(tmp_path: Path) -> None:
-    said = [{"role": "assistant", "content": "short"}, {"role": "user", "content": "go on " * 40}]
+    said = [
+        {"role": "assistant", "content": "short"},
+        {"role": "user", "content": "go on " * 40},
+    ]
     write_jsonl(tmp_path / "rows.jsonl", [{"messages": [*said, said[0]]}])
     stage = imitating(tmp_path, "rows.jsonl", steps=1, batch_prompts=1)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -304,7 +327,9 @@ def test_a_demonstration_ends_where_its_model_has_no_more_positions(tmp_path: Pa
             json.dumps(config | {"max_position_embeddings": positions})
         )
         with closing(Ledger(tmp_path / f"ledger-{positions}")) as ledger:
-            (group,) = conversations(recipe, ledger, first_group_index=0, start=0).next_groups(0)
+            (group,) = conversations(
+                recipe, ledger, first_group_index=0, start=0
+            ).next_groups(0)
         turns.append(len(group.trajectories[0].turns))
     assert turns == [2, 1]
 
@@ -313,12 +338,16 @@ def test_epochs_of_rows_to_imitate_are_counted(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "rows.jsonl", [1, 2, 3, 4, 5])
     write_function(tmp_path, ENDLESS)
     # 2 x 5 rows, 4 a step
-    assert count_steps(imitating(tmp_path, "rows.jsonl", epochs=2, batch_prompts=4), ()) == 3
+    assert (
+        count_steps(imitating(tmp_path, "rows.jsonl", epochs=2, batch_prompts=4), ()) == 3
+    )
     with pytest.raises(ConfigError, match=r"train\.steps of stage .* rows may be endless"):
         count_steps(imitating(tmp_path, "task.py:tasks", epochs=2), ())
 
 
-def test_rows_to_imitate_are_mixed_by_weight_and_resumed_in_the_middle(tmp_path: Path) -> None:
+def test_rows_to_imitate_are_mixed_by_weight_and_resumed_in_the_middle(
+    tmp_path: Path,
+) -> None:
     write_jsonl(tmp_path / "a.jsonl", [1, 2, 3])
     write_jsonl(tmp_path / "b.jsonl", [10, 20])
     data = several(tmp_path, {"data": "a.jsonl", "weight": 3.0}, {"data": "b.jsonl"})
@@ -331,20 +360,28 @@ def test_rows_to_imitate_are_mixed_by_weight_and_resumed_in_the_middle(tmp_path:
     ("data", "rule"),
     [
         ({"train": []}, "data.train must name at least one source"),
-        ({"train": [{"data": "a.jsonl", "weight": 0}]}, "data.train.0.weight must be more than 0"),
+        (
+            {"train": [{"data": "a.jsonl", "weight": 0}]},
+            "data.train.0.weight must be more than 0",
+        ),
         ({"train": [{"date": "a.jsonl"}]}, "did you mean data.train.0.data"),
         ({"train": ["a.jsonl", "a.jsonl"]}, "got 'a.jsonl' twice"),
         ({"train": ["a.jsonl"], "args": {"x": 1}}, "give each source its own args"),
         ({"train": "a.jsonl", "shard": "4/4"}, "data.shard must be K/N with K below N"),
         ({"train": "a.jsonl", "shard": "1"}, "data.shard must be K/N"),
-        ({"train": "a.jsonl", "stream": True}, "data.stream=true .* needs data.shuffle=false"),
+        (
+            {"train": "a.jsonl", "stream": True},
+            "data.stream=true .* needs data.shuffle=false",
+        ),
         (
             {"train": [{"data": "a.jsonl", "weight": 2.0}], "sampler": "signal"},
             "data.train gives its sources weights, and data.sampler.name='signal'",
         ),
     ],
 )
-def test_settings_of_sources_that_do_not_fit_are_named(data: dict[str, Any], rule: str) -> None:
+def test_settings_of_sources_that_do_not_fit_are_named(
+    data: dict[str, Any], rule: str
+) -> None:
     with pytest.raises(ConfigError, match=rule):
         load_config({"model": {"path": "m"}, "data": data})
 
@@ -382,7 +419,9 @@ def test_a_key_that_verls_class_misses_in_its_config_is_named(tmp_path: Path) ->
     (tmp_path / "own.py").write_text(CUSTOM)
     (tmp_path / "rows.txt").write_text("one two")
     with pytest.raises(DataError, match=r"data\.custom has no 'suffix'.*own\.py:5"):
-        DataSet("rows.txt", base_dir=tmp_path, custom=CustomDataConfig(path="own.py")).tasks()
+        DataSet(
+            "rows.txt", base_dir=tmp_path, custom=CustomDataConfig(path="own.py")
+        ).tasks()
 
 
 MEMORY = """
@@ -414,9 +453,13 @@ def test_a_large_parquet_file_is_not_held(tmp_path: Path) -> None:
     # 160 MB in one row group, which cannot be read in part
     texts = [os.urandom(4000).hex() for _ in range(20_000)]
     table = pa.table({"question": texts, "answer": list(range(20_000))})
-    pq.write_table(table, tmp_path / "large.parquet", compression="none", row_group_size=20_000)
+    pq.write_table(
+        table, tmp_path / "large.parquet", compression="none", row_group_size=20_000
+    )
     write_parquet(tmp_path / "small.parquet", questions("1"))
-    ran = python(MEMORY, endpoint="http://none.invalid", home=tmp_path, args=(str(tmp_path),))
+    ran = python(
+        MEMORY, endpoint="http://none.invalid", home=tmp_path, args=(str(tmp_path),)
+    )
     assert ran.returncode == 0, ran.stderr
     num_tasks, kilobytes = map(int, ran.stdout.split())
     assert num_tasks == 20_000

@@ -42,14 +42,22 @@ def test_auto_is_a_cpu_in_float32_here() -> None:
         (["run.deterministic=true"], "float32", "float32"),
     ],
 )
-def test_cuda_trains_in_bfloat16_unless_told(settings: list[str], dtype: str, served: str) -> None:
-    (stage,) = load_config({}, [*BASE, "placement.device=cuda", *settings]).resolved_stages()
+def test_cuda_trains_in_bfloat16_unless_told(
+    settings: list[str], dtype: str, served: str
+) -> None:
+    (stage,) = load_config(
+        {}, [*BASE, "placement.device=cuda", *settings]
+    ).resolved_stages()
     assert (stage.device, stage.dtype, stage.rollout_dtype) == ("cuda", dtype, served)
 
 
 def test_the_engine_goes_where_training_is(tmp_path: Path) -> None:
     model_path = write_model(tmp_path)
-    settings = [f"model.path={model_path}", "data.train=t.py:f", "model.chat_template=chatml"]
+    settings = [
+        f"model.path={model_path}",
+        "data.train=t.py:f",
+        "model.chat_template=chatml",
+    ]
     config = load_config({}, [*settings, "placement.device=cuda"])
     plan = engine_plan(config.resolved_stages()[0], model_path)
     assert (plan.place.device, plan.place.dtype) == ("cuda:0", "bfloat16")
@@ -90,7 +98,11 @@ def test_ray_shows_each_rank_one_gpu(tmp_path: Path) -> None:
     env = in_home(tmp_path)
     env.pop("CUDA_VISIBLE_DEVICES", None)
     told = subprocess.run(
-        [sys.executable, "-c", _SHOWN], env=env, capture_output=True, text=True, timeout=DEADLINE_S
+        [sys.executable, "-c", _SHOWN],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1] == "['0', '1']"

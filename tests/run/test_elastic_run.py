@@ -36,7 +36,9 @@ def cluster() -> Iterator[Any]:
     """A head and a node: room for a rank and for one worker."""
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     try:
         made.add_node(num_cpus=2, resources={"rollout": 1})
         yield made

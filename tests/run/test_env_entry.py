@@ -52,9 +52,9 @@ async def test_a_subclass_of_tool_env_is_given_tools_and_prompt(
     text = "env: {entry_point: 'own.py:Own', tools: ['own.py:look'], system_prompt: Look!}\nrollout: {tool_timeout_s: 7}"  # noqa: E501
     built = spec(text)
     assert built.kwargs["tool_deadline_s"] == 7
-    observation = await built.build(Task("1", ({"role": "user", "content": "Where?"},))).reset(
-        seed=0
-    )
+    observation = await built.build(
+        Task("1", ({"role": "user", "content": "Where?"},))
+    ).reset(seed=0)
     assert [tool.name for tool in observation.tools or ()] == ["look"]
     assert [message["content"] for message in observation.messages] == ["Look!", "Where?"]
     assert spec(text, with_tools=False).kwargs["tools"] == []
@@ -81,7 +81,10 @@ def test_without_such_settings_it_is_given_its_own_arguments_alone(
     spec: Callable[..., EnvSpec],
 ) -> None:
     assert spec("env: {entry_point: 'own.py:Bare', args: {size: 3}}").kwargs == {"size": 3}
-    assert spec("env: {entry_point: 'own.py:Bare', describe_tools_in_prompt: false}").kwargs == {}
+    assert (
+        spec("env: {entry_point: 'own.py:Bare', describe_tools_in_prompt: false}").kwargs
+        == {}
+    )
     assert (
         spec("env: {entry_point: 'own.py:Own', describe_tools_in_prompt: false}").kwargs[
             "describe_tools_in_prompt"

@@ -30,7 +30,9 @@ def test_no_token_differs_in_a_deterministic_run(trained: RunDirectory) -> None:
     stored = dict(zip(ids, (one.trajectory for one in reader.get_many(ids)), strict=True))
     tokens = 0
     for one in learned:
-        segments = [part for turn in stored[one.trajectory_id].turns for part in turn.segments]
+        segments = [
+            part for turn in stored[one.trajectory_id].turns for part in turn.segments
+        ]
         sampled = [part.logprobs for part in segments if part.logprobs is not None]
         trainers, samplers = one.arrays["old_logprobs"], np.concatenate(sampled)
         is_trained = np.isfinite(trainers)

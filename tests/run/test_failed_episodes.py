@@ -75,7 +75,10 @@ def test_a_run_that_its_environment_stopped_goes_on_once_that_is_mended(
     assert {row["policy"] for row in rows} == {"main"}
     # the draws that failed are played again
     assert sorted(row["group_index"] for row in trained) == list(range(6))
-    assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]
+    assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [
+        1,
+        2,
+    ]
 
 
 @pytest.mark.slow
@@ -107,7 +110,9 @@ def test_below_max_failed_frac_the_terminal_says_how_many_and_why(
     text = play("stages.rl.rollout.max_failed_frac=0.9", "stages.rl.train.batch_prompts=12")
     shown = [line for line in text.splitlines() if line.startswith("! step ")]
     assert shown
-    assert all(f"Faulty.step raised KeyError: 'the map' ({FAULTY}:36)" in line for line in shown)
+    assert all(
+        f"Faulty.step raised KeyError: 'the map' ({FAULTY}:36)" in line for line in shown
+    )
     counted = [
         row
         for row in read_jsonl(tmp_path / "run" / "events.jsonl")

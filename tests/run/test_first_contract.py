@@ -80,7 +80,9 @@ def make(tmp_path: Path) -> Make:
     def make_run(name: str, *overrides: str) -> None:
         text = CONFIG.replace(tools, f"env: {{entry_point: 'own.py:{name}'}}")
         (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-        config = load_config(tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}", *overrides])
+        config = load_config(
+            tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}", *overrides]
+        )
         make_directory(config, config.resolved_stages(), LiveObjects())
 
     return make_run
@@ -89,15 +91,27 @@ def make(tmp_path: Path) -> Make:
 @pytest.mark.parametrize(
     ("name", "told", "line"),
     [
-        ("NoStep", "own.py:NoStep raised for task 'train-0': TypeError", "class NoStep(Env):"),
+        (
+            "NoStep",
+            "own.py:NoStep raised for task 'train-0': TypeError",
+            "class NoStep(Env):",
+        ),
         (
             "Five",
             r"Five breaks .*\[step-type\] step must give a StepResult, got",
             "class Five(Whole):",
         ),
-        ("Raises", "Raises.reset raised AttributeError: .* no", "        return self.task.nothing"),
+        (
+            "Raises",
+            "Raises.reset raised AttributeError: .* no",
+            "        return self.task.nothing",
+        ),
         ("none", "own.py:none must make an agentrl.envs.Env, got dict", "def none(task):"),
-        ("Old", "own.py:Old raised .*: RuntimeError", '        raise RuntimeError("no display")'),
+        (
+            "Old",
+            "own.py:Old raised .*: RuntimeError",
+            '        raise RuntimeError("no display")',
+        ),
     ],
 )
 def test_a_broken_environment_is_told_with_its_line_before_the_run_is_made(

@@ -24,7 +24,16 @@ def test_a_full_disk_at_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     config, disk = tmp_path / "config.yaml", tmp_path / "disk"
     config.write_text(CONFIG, encoding="utf-8")
     disk.mkdir()
-    small = ["bwrap", "--dev-bind", "/", "/", "--size", str(TOO_SMALL), "--tmpfs", str(disk)]
+    small = [
+        "bwrap",
+        "--dev-bind",
+        "/",
+        "/",
+        "--size",
+        str(TOO_SMALL),
+        "--tmpfs",
+        str(disk),
+    ]
     often = ("checkpoint.every=1", "checkpoint.keep_last=100", "run.deterministic=false")
     done = subprocess.run(
         [
@@ -51,13 +60,25 @@ def test_a_full_disk_at_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_trajectories_filled_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_disk_that_trajectories_filled_ends_the_run_with_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     config, run = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(CONFIG, encoding="utf-8")
     (run / "traj").mkdir(parents=True)  # the checkpoints lie on another disk
     small = ["bwrap", "--dev-bind", "/", "/", "--size", "40000", "--tmpfs", f"{run}/traj"]
-    command = [*small, sys.executable, "-m", "agentrl", "train", str(config), f"run.dir={run}"]
-    done = subprocess.run([*command, "run.deterministic=false"], capture_output=True, text=True)
+    command = [
+        *small,
+        sys.executable,
+        "-m",
+        "agentrl",
+        "train",
+        str(config),
+        f"run.dir={run}",
+    ]
+    done = subprocess.run(
+        [*command, "run.deterministic=false"], capture_output=True, text=True
+    )
     if "bwrap: " in done.stderr:
         pytest.skip(f"bubblewrap makes no namespace here: {done.stderr}")
     assert done.returncode == 4, done.stderr
@@ -96,7 +117,9 @@ FILL_THE_LEDGER = """
 """
 
 
-def test_a_disk_that_the_ledger_fills_is_named_and_a_lost_row_is_the_last(tmp_path: Path) -> None:
+def test_a_disk_that_the_ledger_fills_is_named_and_a_lost_row_is_the_last(
+    tmp_path: Path,
+) -> None:
     small = ["--size", "100000", "--tmpfs", str(tmp_path)]
     told = in_namespace(small, FILL_THE_LEDGER, str(tmp_path))
     full = f"{tmp_path}/ledger.jsonl cannot be written: the disk is full (0.0 of 0.1 MB are free at"
@@ -145,4 +168,7 @@ def test_another_failure_keeps_its_own_words(tmp_path: Path) -> None:
     found = write_failure(
         "it could not be written", tmp_path, PermissionError(13, "Permission denied")
     )
-    assert (type(found), str(found)) == (StoreError, "it could not be written: Permission denied")
+    assert (type(found), str(found)) == (
+        StoreError,
+        "it could not be written: Permission denied",
+    )

@@ -74,13 +74,20 @@ RUNS: Mapping[str, tuple[Reward, tuple[str, ...]]] = {
             "stages.rl.steps=30",
         ),
     ),
-    "reward_stuck": (by_turns(), ("health.reward_stuck_steps=12", "stages.rl.optim.lr=1.0e-5")),
+    "reward_stuck": (
+        by_turns(),
+        ("health.reward_stuck_steps=12", "stages.rl.optim.lr=1.0e-5"),
+    ),
     "no_signal": (equal, ()),
     "length_explosion": (long, ()),
     "template_collapse": (wrong, ("stages.rl.algorithm.entropy_coef=0.1",)),
     "unknown_tokens": (
         equal,
-        (f"model.build={TASK}:build_padded_model", "stages.warmup.steps=1", "stages.rl.steps=2"),
+        (
+            f"model.build={TASK}:build_padded_model",
+            "stages.warmup.steps=1",
+            "stages.rl.steps=2",
+        ),
     ),
 }
 

@@ -106,14 +106,18 @@ def test_a_rollout_with_both_labels_is_passed_over(run: RunDirectory) -> None:
     note(run, "0-0-0", "bad", turn=1)
     note(run, "0-1-0", "bad")
 
-    with pytest.raises(DataError, match="no group in which one rollout is labelled 'good' alone"):
+    with pytest.raises(
+        DataError, match="no group in which one rollout is labelled 'good' alone"
+    ):
         list(pairs_of_labels(str(run.root), "good", "bad"))
 
 
 def test_a_label_that_nobody_gave_is_named_beside_those_given(run: RunDirectory) -> None:
     note(run, "0-0-0", "good")
 
-    with pytest.raises(DataError, match=r"no note of .* has the label 'god', expected one of good"):
+    with pytest.raises(
+        DataError, match=r"no note of .* has the label 'god', expected one of good"
+    ):
         list(conversations_of_label(str(run.root), "god"))
 
 
@@ -134,7 +138,9 @@ def test_a_label_of_an_episode_that_was_played_again_is_passed_over(
         writer.write(episode(0, 1, played(0, "a?", "other words")), 1)
 
     assert words(run) == [["a?", "02"]]
-    (told,) = [one for one in caplog.records if getattr(one, "event", "") == "outdated_label"]
+    (told,) = [
+        one for one in caplog.records if getattr(one, "event", "") == "outdated_label"
+    ]
     assert told.trajectory == "0-1-0"
 
 
@@ -142,7 +148,12 @@ def test_a_label_of_an_episode_that_was_played_again_is_passed_over(
     ("algorithm", "function", "args", "columns"),
     [
         ("sft", "conversations_of_label", "label: good", {"messages"}),
-        ("reward_model", "pairs_of_labels", "chosen: good, rejected: bad", {"chosen", "rejected"}),
+        (
+            "reward_model",
+            "pairs_of_labels",
+            "chosen: good, rejected: bad",
+            {"chosen", "rejected"},
+        ),
     ],
 )
 def test_a_configuration_names_labels_as_its_data(

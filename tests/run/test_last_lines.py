@@ -87,7 +87,9 @@ def test_the_last_lines_are_the_sentence_the_log_and_the_command_that_goes_on(
     else:
         checkpoint = directory / "checkpoints" / "warmup" / "step=000001"
         (line,) = lines[2:]
-        assert line.startswith(f"the checkpoint {checkpoint} stands; go on with: `agentrl train ")
+        assert line.startswith(
+            f"the checkpoint {checkpoint} stands; go on with: `agentrl train "
+        )
         assert line.endswith(" --resume`")
     assert "Traceback" not in out + err
     (record,) = [row for row in read_jsonl(log) if row.get("event") == "run_failed"]
@@ -111,11 +113,20 @@ def test_from_python_the_error_ends_with_them_too(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_of_ray_follows_them_and_the_log_has_its_text(config: Path, terminal: bool) -> None:
+def test_nothing_of_ray_follows_them_and_the_log_has_its_text(
+    config: Path, terminal: bool
+) -> None:
     (config.parent / "dying.py").write_text(DYING, encoding="utf-8")
     directory = config.parent / "run"
     settings = ["run.deterministic=false", "placement.mode=ray", *SHORT]
-    command = [sys.executable, "-m", "agentrl", "train", str(config), f"run.dir={directory}"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl",
+        "train",
+        str(config),
+        f"run.dir={directory}",
+    ]
     command += [*settings, f"algorithm.policy_loss={config.parent / 'dying.py'}:loss"]
     told = on_a_terminal(command) if terminal else through_a_pipe(command)
     last = told.rpartition("error: ")[2].replace("\r\n", "\n")
@@ -138,7 +149,11 @@ def test_nothing_of_ray_follows_them_and_the_log_has_its_text(config: Path, term
 
 def through_a_pipe(command: list[str]) -> str:
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=DEADLINE_S
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 1
     return done.stdout

@@ -33,7 +33,9 @@ OVERRIDES = (
 )
 
 
-@pytest.mark.parametrize("hosts", [(), ("placement.mode=ray", "placement.rollout_workers=1")])
+@pytest.mark.parametrize(
+    "hosts", [(), ("placement.mode=ray", "placement.rollout_workers=1")]
+)
 def test_an_episode_is_in_the_index_while_others_of_its_group_are_played(
     tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:
@@ -58,7 +60,9 @@ def test_an_episode_is_in_the_index_while_others_of_its_group_are_played(
         rows = index.page("stage:rl", limit=100).rows
         assert max(Counter(row["id"] for row in rows).values()) == 1
         places = Counter((row["group"], row["rollout"]) for row in rows)
-        assert set(places.values()) == {1}, "an episode that was played again replaces the first"
+        assert set(places.values()) == {1}, (
+            "an episode that was played again replaces the first"
+        )
         assert all(row["trained_step"] or row["drop"] for row in rows)
 
 

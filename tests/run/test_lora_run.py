@@ -18,7 +18,9 @@ from tests.run.tiny_run import CONFIG, metrics, train
 
 pytestmark = pytest.mark.slow
 
-ALONE = CONFIG[: CONFIG.index("stages:")].replace("optim: {lr: 1.0e-3}", "optim: {lr: 1.0e-2}")
+ALONE = CONFIG[: CONFIG.index("stages:")].replace(
+    "optim: {lr: 1.0e-3}", "optim: {lr: 1.0e-2}"
+)
 LORA = ("model.lora.rank=4", "algorithm.kl_coef=0.1", "checkpoint.every=1")
 
 
@@ -48,7 +50,9 @@ def test_an_adapter_is_trained_published_and_resumed(tmp_path: Path) -> None:
     stored = FileSystemReader(last / "actor").read_metadata().state_dict_metadata
     assert {key for key in stored if ".lora." not in key} == {"step"}
     cut = train(tmp_path, *LORA, "train.steps=2", text=ALONE, name="cut")
-    with pytest.raises(StoreError, match=r"adapter of rank 4, and .*model\.lora\.rank") as held:
+    with pytest.raises(
+        StoreError, match=r"adapter of rank 4, and .*model\.lora\.rank"
+    ) as held:
         train(tmp_path, *LORA[1:], "train.steps=4", text=ALONE, name="cut", resume=True)
     # a checkpoint that is whole is not to be deleted
     assert "delete" not in str(held.value)
@@ -56,7 +60,10 @@ def test_an_adapter_is_trained_published_and_resumed(tmp_path: Path) -> None:
     assert numbers(cut) == numbers(whole)
 
     # what a stage leaves is a whole model, and so is a merged export of its last checkpoint
-    assert run_command_line(["export", "model", str(whole), "--to", str(tmp_path / "adapter")]) == 0
+    assert (
+        run_command_line(["export", "model", str(whole), "--to", str(tmp_path / "adapter")])
+        == 0
+    )
     merged = str(tmp_path / "merged")
     assert run_command_line(["export", "model", str(whole), "--to", merged, "--merge"]) == 0
     left, exported = (
@@ -75,7 +82,12 @@ def test_an_adapter_is_trained_published_and_resumed(tmp_path: Path) -> None:
 
 
 def test_a_critic_has_an_adapter_of_its_own(tmp_path: Path) -> None:
-    own = ("algorithm.name=ppo", "critic.stage=model", "critic.lora.rank=2", "train.steps=2")
+    own = (
+        "algorithm.name=ppo",
+        "critic.stage=model",
+        "critic.lora.rank=2",
+        "train.steps=2",
+    )
     run = train(tmp_path, *own, "model.lora.rank=4", text=ALONE)
     rows = [row for row in metrics(run) if row["step"]]
     assert all(row["critic/optim/grad_norm"] > 0 for row in rows)

@@ -39,14 +39,18 @@ APART = (
 
 def kill(rank: int, sign: signal.Signals = signal.SIGKILL) -> None:
     """Sends a signal to a rank of this process's run, which is known by the log that it keeps."""
-    ranks = [pid for pid in descendants(os.getpid()) if name_of(pid).startswith("ray::_Rank")]
+    ranks = [
+        pid for pid in descendants(os.getpid()) if name_of(pid).startswith("ray::_Rank")
+    ]
     (pid,) = [pid for pid in ranks if f"rank-{rank}.jsonl" in open_files(pid)]
     os.kill(pid, sign)
 
 
 def open_files(pid: int) -> set[str]:
     """Names of the files that a process has open."""
-    return {fd.readlink().name for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+    return {
+        fd.readlink().name for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()
+    }
 
 
 @pytest.fixture
@@ -107,7 +111,9 @@ def test_rollout_workers_and_their_episodes_go_on_without_ranks(
     rows = [row for row in metrics(run_dir) if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     ledger = list(read_jsonl(run_dir / "ledger.jsonl"))
-    taken = {row["group_index"] for row in ledger if row["to"] == "taken" and row["step"] == 3}
+    taken = {
+        row["group_index"] for row in ledger if row["to"] == "taken" and row["step"] == 3
+    }
     assert len(taken) == 3
     # what had been taken is trained without being played again, and what was in flight goes on
     second = [row for row in ledger if row["attempt"] == 1]
@@ -175,7 +181,9 @@ def test_a_checkpoint_that_cannot_be_read_is_told_and_the_one_before_is_taken(
     tmp_path: Path, undisturbed: list[dict[str, Any]], at: Callable[..., None]
 ) -> None:
     def newest() -> Path:
-        return sorted((tmp_path / "run/checkpoints/rl").glob("step=*/manifest.json"))[-1].parent
+        return sorted((tmp_path / "run/checkpoints/rl").glob("step=*/manifest.json"))[
+            -1
+        ].parent
 
     def cut() -> None:
         next(newest().glob("actor/*")).unlink()
@@ -212,5 +220,7 @@ def test_a_resume_of_a_checkpoint_that_cannot_be_loaded_names_it(tmp_path: Path)
     for file in (run_dir / "checkpoints/rl/step=000002/actor").rglob("*"):
         if file.is_file():
             file.write_bytes(b"\0" * file.stat().st_size)
-    with pytest.raises(CheckpointError, match=r"step=000002 cannot be loaded: .* delete it"):
+    with pytest.raises(
+        CheckpointError, match=r"step=000002 cannot be loaded: .* delete it"
+    ):
         train(tmp_path, "stages.rl.steps=4", resume=True)

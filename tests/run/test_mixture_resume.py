@@ -21,7 +21,11 @@ SOURCES = f"""
     - {{data: "{TASK}:tasks", name: far, args: {{split: far, num_tasks: 3}}}}
   max_prompt_tokens: 64
 """
-OVERRIDES = (f"train.steps={STEPS}", "rollout.max_response_tokens=40", "rollout.max_turns=1")
+OVERRIDES = (
+    f"train.steps={STEPS}",
+    "rollout.max_response_tokens=40",
+    "rollout.max_turns=1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drive(config: Path, run_dir: Path, *, resume: bool = False, die_at: str = "") -> None:
-    driver = start(config, run_dir, resume=resume, die_at=die_at, call=2, overrides=OVERRIDES)
+    driver = start(
+        config, run_dir, resume=resume, die_at=die_at, call=2, overrides=OVERRIDES
+    )
     finish(driver, -signal.SIGKILL if die_at else 0)
 
 
@@ -45,7 +51,9 @@ def task_ids(run_dir: Path) -> list[str]:
     return [found[index] for index in sorted(found)]
 
 
-def test_tasks_come_in_the_order_of_a_run_that_was_not_killed(config: Path, tmp_path: Path) -> None:
+def test_tasks_come_in_the_order_of_a_run_that_was_not_killed(
+    config: Path, tmp_path: Path
+) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     drive(config, whole)
     drive(config, killed, die_at="agentrl.controller.stage.stage_run:StageRun.record")

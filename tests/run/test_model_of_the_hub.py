@@ -46,7 +46,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
         yield hub
 
 
-def give(hub: Hub, home: Path, setting: str, base_dir: Path | None = None) -> tuple[int, str, str]:
+def give(
+    hub: Hub, home: Path, setting: str, base_dir: Path | None = None
+) -> tuple[int, str, str]:
     done = python(GIVE, endpoint=hub.url, home=home, args=(setting, str(base_dir or home)))
     return done.returncode, done.stdout.strip(), done.stderr
 
@@ -74,7 +76,9 @@ def test_what_is_in_the_cache_is_not_downloaded_again_and_needs_no_network(
     hub.asked.clear()
     assert give(hub, tmp_path / "home", NAME)[1] == first
     assert hub.asked == []
-    away = python(GIVE, endpoint=nobody(), home=tmp_path / "home", args=(NAME, str(tmp_path)))
+    away = python(
+        GIVE, endpoint=nobody(), home=tmp_path / "home", args=(NAME, str(tmp_path))
+    )
     assert (away.returncode, away.stdout.strip()) == (0, first), away.stderr
 
 
@@ -150,7 +154,9 @@ TRAIN = "import sys; from agentrl.cli.main import run; sys.exit(run(sys.argv[1:]
 
 
 @pytest.mark.slow
-def test_a_run_trains_a_model_of_the_hub_and_goes_on_with_the_same_commit(tmp_path: Path) -> None:
+def test_a_run_trains_a_model_of_the_hub_and_goes_on_with_the_same_commit(
+    tmp_path: Path,
+) -> None:
     build_model(tmp_path / "model", 0)
     config, run_dir = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(CONFIG)

@@ -73,5 +73,7 @@ def test_it_is_resumed_again_without_a_word(run: RunDirectory, config: RunConfig
 
 def test_its_policy_is_found(run: RunDirectory, config: RunConfig) -> None:
     assert policy_folder(run.root, config.base_dir) == run.models_folder / "train"
-    played = named_policy(run.root, str(config.base_dir / "config.yaml"), (), command="eval")
+    played = named_policy(
+        run.root, str(config.base_dir / "config.yaml"), (), command="eval"
+    )
     assert played.model.path == str(run.models_folder / "train")

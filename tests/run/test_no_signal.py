@@ -61,7 +61,9 @@ def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) 
     told = "step 2: no signal: 100% of the groups teach nothing, more than 90%"
     assert sum(told in line for line in lines) == 1
     (event,) = (
-        one for one in read_jsonl(tmp_path / "run/events.jsonl") if one["event"] == "health_alert"
+        one
+        for one in read_jsonl(tmp_path / "run/events.jsonl")
+        if one["event"] == "health_alert"
     )
     assert event["message"].startswith(told)
     assert (event["level"], event["stage"], event["step"]) == ("warning", "rl", 2)

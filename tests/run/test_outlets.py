@@ -54,7 +54,10 @@ MISSING = {
     "trackio": ("trackio", "'trackio>=0.43'"),
     "mlflow": ("mlflow", "'mlflow-skinny>=3.0'"),
     "prometheus": ("prometheus_client", "'prometheus-client>=0.20'"),
-    "opentelemetry": ("opentelemetry", "'opentelemetry-api>=1.30' 'opentelemetry-sdk>=1.30'"),
+    "opentelemetry": (
+        "opentelemetry",
+        "'opentelemetry-api>=1.30' 'opentelemetry-sdk>=1.30'",
+    ),
 }
 """The package of each outlet, and how its extra is told."""
 ON: dict[str, Any] = {
@@ -76,7 +79,9 @@ def test_each_package_is_told_with_the_command_that_brings_it(
     config = load_config({**MINIMAL, "metrics": {name: ON[name]}})
     with pytest.raises(ConfigError) as caught:
         check_outlets(config, config.resolved_stages())
-    assert str(caught.value).startswith(f"metrics.{name} needs a package that cannot be imported: ")
+    assert str(caught.value).startswith(
+        f"metrics.{name} needs a package that cannot be imported: "
+    )
     assert f"; `pip install {told}" in str(caught.value)
 
 
@@ -100,8 +105,12 @@ def test_what_an_attempt_told_is_known_after_every_later_resume(tmp_path: Path) 
             roll_back(directory, stages, ledger, known)
         with closing(JsonlWriter(directory.metrics_path)) as lines:
             for step in steps:
-                lines.append({"step": step, "stage": "main", "time": 0.0, "a": 1.0} | further)
-        return {stage: (step, set(names) - {"time"}) for stage, (step, names) in known.items()}
+                lines.append(
+                    {"step": step, "stage": "main", "time": 0.0, "a": 1.0} | further
+                )
+        return {
+            stage: (step, set(names) - {"time"}) for stage, (step, names) in known.items()
+        }
 
     # there is no checkpoint: each resume takes all rows out
     told = {"step", "stage", "a"}
@@ -135,13 +144,17 @@ def test_a_resumed_run_tells_tensorboard_each_step_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sink_that_fails_at_every_step_is_told_once_and_the_run_ends_well(tmp_path: Path) -> None:
+def test_a_sink_that_fails_at_every_step_is_told_once_and_the_run_ends_well(
+    tmp_path: Path,
+) -> None:
     run = train(tmp_path, *SHORT, "stages.rl.steps=1")
     (run / "tensorboard").write_text("in its way")
     train(tmp_path, *SHORT, "stages.rl.steps=4", "metrics.tensorboard=true", resume=True)
     events = list(read_jsonl(run / "events.jsonl"))
     (failed,) = (one for one in events if one["event"].startswith("sink_"))
-    assert failed["message"].startswith("metrics.tensorboard failed, and is tried again with what")
+    assert failed["message"].startswith(
+        "metrics.tensorboard failed, and is tried again with what"
+    )
     assert (failed["event"], failed["boundary"]) == ("sink_failed", "metrics")
     assert [row["step"] for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"] == [
         1, 2, 3, 4,
@@ -155,4 +168,8 @@ def test_each_run_has_an_id_of_its_own_and_tells_its_end(tmp_path: Path) -> None
     first, second = (run.read_record()["id"] for run in runs)
     assert (len(first), len(second), first != second) == (16, 16, True)
     last = list(read_jsonl(runs[0].events_path))[-1]
-    assert (last["event"], last["level"], last["boundary"]) == ("run_completed", "info", "run")
+    assert (last["event"], last["level"], last["boundary"]) == (
+        "run_completed",
+        "info",
+        "run",
+    )

@@ -29,7 +29,9 @@ def play(folder: Path, loop: str) -> Path:
 
 def test_the_loop_of_the_docs_trains_and_stops_early(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    (loop,) = re.findall(r"```python\n(from agentrl.types import Stats\n.*?)```", page, re.DOTALL)
+    (loop,) = re.findall(
+        r"```python\n(from agentrl.types import Stats\n.*?)```", page, re.DOTALL
+    )
     run = play(tmp_path, loop)
     rows = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     assert {row["step"] for row in rows if row["to"] == "trained"} == {1}
@@ -59,7 +61,9 @@ def test_the_loop_of_the_docs_trains_and_stops_early(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_loop_that_breaks_its_contract_is_named(tmp_path: Path, loop: str, told: str) -> None:
+def test_a_loop_that_breaks_its_contract_is_named(
+    tmp_path: Path, loop: str, told: str
+) -> None:
     with pytest.raises(AgentRLError) as caught:
         play(tmp_path, loop)
     assert told in with_keys(str(caught.value))

@@ -48,24 +48,41 @@ def test_a_role_of_the_users_is_trained_kept_resumed_and_exported(tmp_path: Path
     # it foretells costs and not rewards
     assert all(row["cost/return"] != row["critic/return"] for row in whole)
     newest = tmp_path / "whole/checkpoints/rl/step=000002"
-    assert {path.name for path in newest.iterdir() if path.is_dir()} == {"actor", "cost", "critic"}
+    assert {path.name for path in newest.iterdir() if path.is_dir()} == {
+        "actor",
+        "cost",
+        "critic",
+    }
     assert (tmp_path / "whole/models/rl/cost/config.json").is_file()
     assert not (tmp_path / "whole/models/rl/cost_model").exists()
 
     resumed = train(tmp_path, *LAGRANGIAN, "train.steps=2", name="cut", resume=True)
-    names = ("policy/loss", "critic/loss", "cost/loss", "cost/value", "cost/optim/grad_norm")
+    names = (
+        "policy/loss",
+        "critic/loss",
+        "cost/loss",
+        "cost/value",
+        "cost/optim/grad_norm",
+    )
     assert [[row[name] for name in names] for row in rows(resumed)] == [
         [row[name] for name in names] for row in whole
     ]
     # its class belongs to the stage that it began
     other = [*LAGRANGIAN[:2], LAGRANGIAN[2].replace("Surprise", "Silent"), *LAGRANGIAN[3:]]
-    with pytest.raises(ConfigError, match=r"roles\.cost_model\.role must stay .* once the stage"):
+    with pytest.raises(
+        ConfigError, match=r"roles\.cost_model\.role must stay .* once the stage"
+    ):
         train(tmp_path, *other, "train.steps=3", name="cut", resume=True)
 
 
 @pytest.mark.slow
 def test_the_built_in_roles_do_not_notice_another_one(tmp_path: Path) -> None:
-    ppo = ["stages.rl.algorithm.name=ppo", *LAGRANGIAN[1:2], *LAGRANGIAN[4:], "train.steps=2"]
+    ppo = [
+        "stages.rl.algorithm.name=ppo",
+        *LAGRANGIAN[1:2],
+        *LAGRANGIAN[4:],
+        "train.steps=2",
+    ]
     train(tmp_path, *ppo, name="alone")
     train(tmp_path, *ppo, LAGRANGIAN[2], name="beside")
     assert rows(tmp_path / "alone") == rows(tmp_path / "beside")
@@ -104,9 +121,19 @@ COSTS, UPDATE = {"costs": Collect.COLUMNS}, {"update": Collect.STATS}
     [
         (own_roles.SurpriseSpec, {"breaks": "build"}, COSTS, METHOD.format("costs")),
         (own_roles.SurpriseSpec, {}, {"values": Collect.COLUMNS}, METHOD.format("values")),
-        (own_roles.SurpriseSpec, {}, {"unmarked": Collect.COLUMNS}, METHOD.format("unmarked")),
+        (
+            own_roles.SurpriseSpec,
+            {},
+            {"unmarked": Collect.COLUMNS},
+            METHOD.format("unmarked"),
+        ),
         (own_roles.SilentSpec, {"has_update": False}, UPDATE, METHOD.format("update")),
-        (own_roles.BrokenSpec, {}, UPDATE, "its build raised RuntimeError: no such card (/"),
+        (
+            own_roles.BrokenSpec,
+            {},
+            UPDATE,
+            "its build raised RuntimeError: no such card (/",
+        ),
     ],
 )
 def test_a_role_without_what_the_driver_calls_is_refused_when_it_is_built(
@@ -126,7 +153,10 @@ def test_a_role_without_what_the_driver_calls_is_refused_when_it_is_built(
     [
         ({"costs": np.zeros(3, np.float32)}, "got 'costs' of float32 and shape (3,): "),
         ({"costs": np.zeros(4, np.int64)}, "got 'costs' of int64 and shape (4,): "),
-        ({"costs": np.full(4, np.nan)}, "got 'costs' of float64 and shape (4,): array([nan, "),
+        (
+            {"costs": np.full(4, np.nan)},
+            "got 'costs' of float64 and shape (4,): array([nan, ",
+        ),
         ({"costs": [0.0] * 4}, "got 'costs' of list and shape (4,): "),
         ({}, "got {}; return a dict of arrays"),
         (np.zeros(4), "got array([0., 0., 0., 0.]); return a dict of arrays"),
@@ -136,18 +166,32 @@ def test_what_is_no_column_is_named(answer: Any, told: str) -> None:
     shard = SimpleNamespace(batch=SimpleNamespace(num_tokens=4))
     with pytest.raises(TrainingError) as caught:
         check_columns([answer], [shard], "role 'own': its pass 'costs'")  # type: ignore[list-item]
-    assert str(caught.value).startswith("role 'own': its pass 'costs' must return a dict of column")
+    assert str(caught.value).startswith(
+        "role 'own': its pass 'costs' must return a dict of column"
+    )
     assert told in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("role", "told"),
     [
-        ("SurpriseSpec', pass: costs, args: {breaks: shape}", "role 'own': its pass 'costs' must"),
-        ("SurpriseSpec', pass: costs, args: {breaks: exits}", "own.costs raised SystemExit: 0 (/"),
-        ("SurpriseSpec', pass: costs, args: {break: x}", "unexpected keyword argument 'break'"),
+        (
+            "SurpriseSpec', pass: costs, args: {breaks: shape}",
+            "role 'own': its pass 'costs' must",
+        ),
+        (
+            "SurpriseSpec', pass: costs, args: {breaks: exits}",
+            "own.costs raised SystemExit: 0 (/",
+        ),
+        (
+            "SurpriseSpec', pass: costs, args: {break: x}",
+            "unexpected keyword argument 'break'",
+        ),
         ("SilentSpec'", "role 'own': its update must return Stats, got None;"),
-        ("NoReturnsSpec', pass: values", "own.update raised ValueError: batch.returns is missing"),
+        (
+            "NoReturnsSpec', pass: values",
+            "own.update raised ValueError: batch.returns is missing",
+        ),
     ],
 )
 def test_a_role_that_breaks_its_contract_ends_the_run_by_its_name(
@@ -171,7 +215,10 @@ def test_a_role_that_breaks_its_contract_ends_the_run_by_its_name(
     ("roles", "told"),
     [
         ("own: {role: 'OWN:None_'}", "role='OWN:None_' cannot be loaded: OWN has no"),
-        ("own: {role: 'OWN:NUMBER'}", "must be a subclass of agentrl.training.ModelSpec, got 7"),
+        (
+            "own: {role: 'OWN:NUMBER'}",
+            "must be a subclass of agentrl.training.ModelSpec, got 7",
+        ),
         ("own: {role: 'OWN:SurpriseSpec'}", "roles.own.pass is needed, since"),
         (
             "own: {role: 'OWN:SurpriseSpec', pass: costs, optim: {lr: 1.0}}",
@@ -185,7 +232,10 @@ def test_a_role_that_breaks_its_contract_ends_the_run_by_its_name(
             "time: {role: 'OWN:SurpriseSpec', pass: costs}",
             "must be an identifier and none of",
         ),
-        ("a-b: {role: 'OWN:SurpriseSpec', pass: costs}", "must be an identifier and none of"),
+        (
+            "a-b: {role: 'OWN:SurpriseSpec', pass: costs}",
+            "must be an identifier and none of",
+        ),
         (
             "own: {role: 'OWN:SurpriseSpec', pass: costs, stage: rl}",
             "stages.rl.roles.own.stage must name what the own starts from (model, warmup), got",
@@ -211,7 +261,9 @@ def test_a_role_in_a_stage_without_episodes_does_nothing(tmp_path: Path) -> None
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG, encoding="utf-8")
     role = f"{{role: '{OWN}:SurpriseSpec', pass: costs}}"
-    with pytest.raises(ConfigError, match=r"stages\.warmup\.roles\.own does nothing with alg"):
+    with pytest.raises(
+        ConfigError, match=r"stages\.warmup\.roles\.own does nothing with alg"
+    ):
         load_config(path, [f"stages.warmup.roles.own={role}"])
     # of one for all stages that is told nowhere
     stages = load_config(path, [f"roles.own={role}"]).resolved_stages()

@@ -135,7 +135,11 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
 
     # η + 1 batches take all that may be in flight at once; for fewer, some draws would be left out
     steps = newest(run_dir)[0] + 5
-    finish(start(config, run_dir, resume=True, overrides=(*overrides, f"stages.rl.steps={steps}")))
+    finish(
+        start(
+            config, run_dir, resume=True, overrides=(*overrides, f"stages.rl.steps={steps}")
+        )
+    )
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
     assert sum(row.get("count/resumed_episodes", 0) for row in rows) >= len(resumable)
@@ -201,7 +205,9 @@ def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
 
     trained = trained_draws(run_dir)
     assert (
-        len(trained) == len(set(trained)) == sum(row["count/trained_trajectories"] for row in rows)
+        len(trained)
+        == len(set(trained))
+        == sum(row["count/trained_trajectories"] for row in rows)
     )
     assert states(run_dir).keys() <= {"trained", "cancelled", "dropped"}
     played = stored(run_dir)

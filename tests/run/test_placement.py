@@ -25,7 +25,12 @@ from tests.run.tiny_run import metrics, train
 BASE = ["model.path=m", "data.train=t.py:f"]
 WORKERS = "placement.rollout_workers=[2, 16]"
 WITH_CRITIC = [*BASE, "algorithm.name=ppo", "critic.stage=model"]
-SGLANG = [*BASE, "placement.device=cuda", "rollout.engine=sglang", "placement.rollout_workers=2"]
+SGLANG = [
+    *BASE,
+    "placement.device=cuda",
+    "rollout.engine=sglang",
+    "placement.rollout_workers=2",
+]
 
 
 def test_nodes_and_gpus_are_ranks() -> None:
@@ -50,7 +55,10 @@ def test_nodes_and_gpus_are_ranks() -> None:
             [*BASE, "placement.pools.aside={}", "placement.roles={critic: aside}"],
             r"placement\.roles\.critic does nothing with algorithm\.name='grpo' .* has no critic",
         ),
-        ([*BASE, "placement.pools.aside={}"], r"placement\.pools\.aside holds nothing; name it in"),
+        (
+            [*BASE, "placement.pools.aside={}"],
+            r"placement\.pools\.aside holds nothing; name it in",
+        ),
         (
             [*BASE, "placement.rollout_workers=1", "placement.rollout=players"],
             r"placement\.rollout must name a pool \(main\), got 'players'",
@@ -138,7 +146,12 @@ def test_nodes_and_gpus_are_ranks() -> None:
             r"placement\.pools\.p has a layout of ranks .* and holds rollout workers alone",
         ),
         (
-            [*BASE, "placement.rollout_workers=1", "placement.rollout=main", "placement.nodes=1"],
+            [
+                *BASE,
+                "placement.rollout_workers=1",
+                "placement.rollout=main",
+                "placement.nodes=1",
+            ],
             r"placement\.nodes keeps ranks of a machine together, which rollout workers that share",
         ),
         (
@@ -177,7 +190,9 @@ def test_a_range_of_workers_shares_the_sandboxes_as_the_most_of_them() -> None:
     (stage,) = load_config({}, [*settings, "sandbox.max_running=48"]).resolved_stages()
     assert (stage.placement.rollout_workers, stage.num_hosts) == ((2, 16), 16)
     assert stage.sandboxes_a_host == 3
-    assert load_config({}, [*BASE, "placement.rollout_workers=3"]).placement.worker_range == (3, 3)
+    assert load_config(
+        {}, [*BASE, "placement.rollout_workers=3"]
+    ).placement.worker_range == (3, 3)
     printed = to_yaml(load_config({}, settings))
     assert load_config(YAML(typ="safe").load(printed)).placement.worker_range == (2, 16)
 
@@ -186,7 +201,10 @@ def test_a_range_of_workers_shares_the_sandboxes_as_the_most_of_them() -> None:
     ("settings", "gpus"),
     [
         (["rollout.sglang.tp_size=2", "rollout.sglang.num_servers=3"], 6),
-        (["rollout.sglang.urls=[http://a:1, http://b:1]", "placement.rollout_workers=1"], 0),
+        (
+            ["rollout.sglang.urls=[http://a:1, http://b:1]", "placement.rollout_workers=1"],
+            0,
+        ),
         (["rollout.sglang.device=cpu"], 0),
         (["rollout.engine=torch"], 1),
         (["rollout.engine=torch", "rollout.torch.device=cpu"], 0),
@@ -284,12 +302,16 @@ def test_the_devices_of_all_ranks_and_servers_are_disjoint(tmp_path: Path) -> No
     assert told["shared"][0] == told["shared"][1] == told["shared"][2]
     assert len(told["shared"][0]) == 1
     many, labelled, apart = told["lacking"]
-    assert many.startswith("the run asks Ray for 9 x (1 CPU, 1 GPU), which the cluster did not")
+    assert many.startswith(
+        "the run asks Ray for 9 x (1 CPU, 1 GPU), which the cluster did not"
+    )
     assert "has 12 CPU, 8 GPU and labels {'zone': 'here'}; free in all: " in many
     assert labelled.startswith(
         "the run asks Ray for 1 x (1 CPU) with labels {'zone': 'there'}, which"
     )
-    assert apart.startswith("the run asks Ray for 2 x (1 CPU) of a machine each, which the cluster")
+    assert apart.startswith(
+        "the run asks Ray for 2 x (1 CPU) of a machine each, which the cluster"
+    )
     assert told["free"] == 8
 
 

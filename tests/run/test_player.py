@@ -28,7 +28,9 @@ def test_a_player_takes_any_policy_and_any_driver(tmp_path: Path) -> None:
     async def played(driver: EnvSpec | None) -> list[str]:
         async with Player(spec, ScriptedPolicy([said, "3"])) as player:
             episode = await player.play(task, EpisodeKey(0, 0), driver)
-        return [str(record.result and record.result.error) for record in episode.turns[0].calls]
+        return [
+            str(record.result and record.result.error) for record in episode.turns[0].calls
+        ]
 
     assert asyncio.run(played(None)) == ["None"]  # the stage's own environment has the tool
     assert asyncio.run(played(EnvSpec(ToolEnv))) == ["unknown_tool"]

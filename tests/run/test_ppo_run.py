@@ -41,9 +41,13 @@ def test_a_critic_is_trained_beside_the_policy_and_resumed(tmp_path: Path) -> No
     for name, steps in (("whole", 4), ("cut", 2)):
         train(tmp_path, *PPO, f"train.steps={steps}", name=name, console=shown)
     lines = shown.file.getvalue().splitlines()
-    assert sum("the critic alone was trained (warm-up, 1 of 1)" in line for line in lines) == 2
+    assert (
+        sum("the critic alone was trained (warm-up, 1 of 1)" in line for line in lines) == 2
+    )
     assert not any("the very weights that it began with" in line for line in lines)
-    rows = [row for row in metrics(tmp_path / "whole") if row["stage"] == "rl" and row["step"]]
+    rows = [
+        row for row in metrics(tmp_path / "whole") if row["stage"] == "rl" and row["step"]
+    ]
     # in the first step the critic learns alone
     assert "policy/loss" not in rows[0]
     assert all("policy/loss" in row for row in rows[1:])
@@ -55,7 +59,9 @@ def test_a_critic_is_trained_beside_the_policy_and_resumed(tmp_path: Path) -> No
     assert (tmp_path / "whole" / "models" / "rl" / "critic" / "config.json").is_file()
 
     train(tmp_path, *PPO, name="cut", resume=True)
-    resumed = [row for row in metrics(tmp_path / "cut") if row["stage"] == "rl" and row["step"]]
+    resumed = [
+        row for row in metrics(tmp_path / "cut") if row["stage"] == "rl" and row["step"]
+    ]
     names = ("policy/loss", "critic/loss", "critic/value", "critic/optim/grad_norm")
     assert [[row.get(name) for name in names] for row in resumed] == [
         [row.get(name) for name in names] for row in rows
@@ -65,13 +71,18 @@ def test_a_critic_is_trained_beside_the_policy_and_resumed(tmp_path: Path) -> No
 def test_the_rates_of_policy_and_critic_end_with_their_own_steps(tmp_path: Path) -> None:
     sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16}
     model = tmp_path / "model"
-    build_tiny_model(model, demonstrations(0), num_demonstrations=40, vocab_size=300, **sizes)
+    build_tiny_model(
+        model, demonstrations(0), num_demonstrations=40, vocab_size=300, **sizes
+    )
     overrides = [*PPO, "stages.1.train.mini_batch_prompts=1", "train.updates_per_batch=2"]
     stage = load_config(write_config(tmp_path), overrides).resolved_stages()[1]
     recipe = StageRecipe(stage, stage.make_algorithm(), model, None, 4, {"critic": model})
     specs = role_specs(recipe)
     # 2 passes over 3 mini-batches, in 3 steps of the policy and 4 of the critic
-    assert {name: spec.total_steps for name, spec in specs.items()} == {"actor": 18, "critic": 24}
+    assert {name: spec.total_steps for name, spec in specs.items()} == {
+        "actor": 18,
+        "critic": 24,
+    }
     # a critic of another folder may have a smaller vocabulary
     assert {name: spec.reads_policy for name, spec in specs.items()} == {
         "actor": False,
@@ -81,8 +92,12 @@ def test_the_rates_of_policy_and_critic_end_with_their_own_steps(tmp_path: Path)
 
 def test_steps_that_are_asked_for_in_python_go_beyond_the_warm_up(tmp_path: Path) -> None:
     with (
-        Trainer(load_config(write_config(tmp_path), [*PPO, f"run.dir={tmp_path / 'run'}"])) as own,
-        pytest.raises(ConfigError, match=r"must be less than train\.steps=1 .*, got 1; lower it"),
+        Trainer(
+            load_config(write_config(tmp_path), [*PPO, f"run.dir={tmp_path / 'run'}"])
+        ) as own,
+        pytest.raises(
+            ConfigError, match=r"must be less than train\.steps=1 .*, got 1; lower it"
+        ),
     ):
         own.train(1)
     assert not (tmp_path / "run").exists()
@@ -134,12 +149,16 @@ def test_a_policy_is_distilled_from_another_model(tmp_path: Path) -> None:
         "store.detail=full",
     ]
     train(tmp_path, *overrides)
-    rows = [row for row in metrics(tmp_path / "run") if row["stage"] == "rl" and row["step"]]
+    rows = [
+        row for row in metrics(tmp_path / "run") if row["stage"] == "rl" and row["step"]
+    ]
     assert all(row["optim/grad_norm"] > 0 for row in rows)
     # the untrained policy is far from its teacher, and minus that is the advantage
     reader = TrajectoryReader(RunDirectory.open(tmp_path / "run"))
     advantages = [
-        one.arrays["advantages"] for one in reader.annotations() if "ref_logprobs" in one.arrays
+        one.arrays["advantages"]
+        for one in reader.annotations()
+        if "ref_logprobs" in one.arrays
     ]
     assert advantages
     assert np.nanmean(np.concatenate(advantages)) < -0.1

@@ -97,9 +97,13 @@ def test_the_prompt_is_what_the_environment_opens_with(
     )
 
 
-def test_an_environment_that_opens_otherwise_is_not_judged(folder: Path, model: Path) -> None:
+def test_an_environment_that_opens_otherwise_is_not_judged(
+    folder: Path, model: Path
+) -> None:
     assert (
-        left_out(folder, model, "env.entry_point=own.py:Shortened", "data.max_prompt_tokens=1").ids
+        left_out(
+            folder, model, "env.entry_point=own.py:Shortened", "data.max_prompt_tokens=1"
+        ).ids
         == ()
     )
 
@@ -123,11 +127,17 @@ def drawn(run: Path) -> set[str]:
 
 @pytest.mark.slow
 def test_long_tasks_are_never_drawn_and_told(folder: Path) -> None:
-    run, shown = trained(folder, "data.max_prompt_tokens=40", "train.steps=null", "train.epochs=2")
+    run, shown = trained(
+        folder, "data.max_prompt_tokens=40", "train.steps=null", "train.epochs=2"
+    )
     assert drawn(run) == {"train-0", "train-2"}
     # 2 epochs of 2 tasks
-    assert len([row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]) == 2
-    (event,) = [row for row in read_jsonl(run / "events.jsonl") if row["event"] == "tasks_left_out"]
+    assert (
+        len([row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]) == 2
+    )
+    (event,) = [
+        row for row in read_jsonl(run / "events.jsonl") if row["event"] == "tasks_left_out"
+    ]
     assert (event["ids"], event["num_tasks"], event["level"]) == (
         ["train-1", "train-3"],
         4,
@@ -144,6 +154,7 @@ def test_long_tasks_are_never_drawn_and_told(folder: Path) -> None:
 
 def test_a_data_set_of_which_nothing_is_left_is_an_error(folder: Path) -> None:
     with pytest.raises(
-        DataError, match=r"left out 2 of 2 .* no task is left: raise data\.max_prompt_tokens"
+        DataError,
+        match=r"left out 2 of 2 .* no task is left: raise data\.max_prompt_tokens",
     ):
         trained(folder, "data.train=own.py:long_ones", "data.max_prompt_tokens=40")

@@ -55,10 +55,14 @@ def test_the_greedy_rollout_is_stored_and_never_trained(whole: Path) -> None:
         if row["stage"] == "rl":
             own = [one for one in played if one.step == row["step"]]
             rewards = {
-                purpose: [one.reward for one in own if one.purpose == purpose and one.reward]
+                purpose: [
+                    one.reward for one in own if one.purpose == purpose and one.reward
+                ]
                 for purpose in ("train", "baseline")
             }
-            assert row["group/baseline_reward"] == pytest.approx(sum(rewards["baseline"]) / 3)
+            assert row["group/baseline_reward"] == pytest.approx(
+                sum(rewards["baseline"]) / 3
+            )
             assert row["reward/mean"] == pytest.approx(sum(rewards["train"]) / 6)
             assert row["count/trained_trajectories"] == 6
     ledger = read_jsonl(whole / "ledger.jsonl")
@@ -80,11 +84,15 @@ def test_a_run_goes_on_with_the_same_numbers(folder: Path, whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stored_groups_are_replayed_with_their_greedy_rollouts(folder: Path, whole: Path) -> None:
+def test_stored_groups_are_replayed_with_their_greedy_rollouts(
+    folder: Path, whole: Path
+) -> None:
     again = trained(folder, "again", f"run.replay={whole}", "train.steps=2")
     assert learned(again) == learned(whole)
     grpo = trained(folder, "grpo", "train.steps=2", "stages.1.algorithm.name=grpo")
-    with pytest.raises(DataError, match="compares with a greedy rollout of each group, and group"):
+    with pytest.raises(
+        DataError, match="compares with a greedy rollout of each group, and group"
+    ):
         trained(folder, "none", f"run.replay={grpo}", "train.steps=2")
 
 

@@ -71,9 +71,13 @@ class Scripted:
         return EngineInfo("scripted", "scripted", 0, 0, 0, returns_ids=False)
 
 
-def played(run_dir: Path, config: Path, say: Say, number: int, *settings: str) -> RunDirectory:
+def played(
+    run_dir: Path, config: Path, say: Say, number: int, *settings: str
+) -> RunDirectory:
     """A run with stored episodes of the last stage of a configuration."""
-    loaded = load_config(config, [f"run.dir={run_dir}", "sandbox.backend=unsafe", *settings])
+    loaded = load_config(
+        config, [f"run.dir={run_dir}", "sandbox.backend=unsafe", *settings]
+    )
     stage = loaded.resolved_stages()[-1]
     spec = rollout_spec(stage, LiveObjects(), None)
     tasks = DataSet.of_training(stage).tasks()[:number]
@@ -83,7 +87,8 @@ def played(run_dir: Path, config: Path, say: Say, number: int, *settings: str) -
         context = EpisodeContext(spec, Scripted(say), None, parser, spec.rubric.build())
         keys = [EpisodeKey(index, index % 2) for index in range(number)]
         return [
-            await run_episode(context, task, key) for task, key in zip(tasks, keys, strict=True)
+            await run_episode(context, task, key)
+            for task, key in zip(tasks, keys, strict=True)
         ]
 
     run = RunDirectory.create(run_dir, {"seed": 0}, to_yaml(loaded))
@@ -111,7 +116,9 @@ def solve(messages: Sequence[Message]) -> tuple[str, str]:
     ("number", "backend"),
     [(12, "unsafe"), pytest.param(200, "auto", marks=pytest.mark.slow)],
 )
-def test_stored_code_episodes_replay_alike(tmp_path: Path, number: int, backend: str) -> None:
+def test_stored_code_episodes_replay_alike(
+    tmp_path: Path, number: int, backend: str
+) -> None:
     settings = ("store.states=turn", f"sandbox.backend={backend}")
     run = played(tmp_path / "run", EXAMPLE, solve, number, *settings)
     ids = [f"{index}-{index % 2}-0" for index in range(number)]
@@ -195,7 +202,9 @@ def timed(view: EpisodeView) -> float:
         ("score", "reward timed"),
     ],
 )
-def test_a_hidden_clock_is_named_where_it_is_seen(hidden: str, named: str, tmp_path: Path) -> None:
+def test_a_hidden_clock_is_named_where_it_is_seen(
+    hidden: str, named: str, tmp_path: Path
+) -> None:
     run = clocked(tmp_path, hidden)
     replayed = Replayer(run).replay([f"{index}-{index % 2}-0" for index in range(4)])
     assert [str(one.difference or one.failure) for one in replayed] == [named] * 4
@@ -308,7 +317,10 @@ def test_the_command_tells_environments_and_rewards_as_json(
 ) -> None:
     run = clocked(tmp_path, "score")
     assert (
-        command_line(["replay", str(run.root), "--trust", "--json", "--query", "group:0..2"]) == 1
+        command_line(
+            ["replay", str(run.root), "--trust", "--json", "--query", "group:0..2"]
+        )
+        == 1
     )
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert [one["outcome"] for one in result["episodes"]] == ["differs"] * 3

@@ -54,7 +54,10 @@ def refusals(run: Path, *overrides: str) -> list[str]:
     before = (run / "config.resolved.yaml").read_bytes(), (run / "run.json").read_bytes()
     with pytest.raises(ConfigError, match="cannot go on with these settings") as caught:
         resume(run, *overrides)
-    assert ((run / "config.resolved.yaml").read_bytes(), (run / "run.json").read_bytes()) == before
+    assert (
+        (run / "config.resolved.yaml").read_bytes(),
+        (run / "run.json").read_bytes(),
+    ) == before
     return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
 
@@ -157,9 +160,9 @@ def test_another_stage_may_follow(run: Path) -> None:
     (run.parent / "config.yaml").write_text(text)
     resume(run)
     assert (run / "models" / "more").is_dir()
-    assert [stage.name for stage in load_config(run / "config.resolved.yaml").resolved_stages()][
-        -1
-    ] == "more"
+    assert [
+        stage.name for stage in load_config(run / "config.resolved.yaml").resolved_stages()
+    ][-1] == "more"
 
 
 def test_other_tasks_under_the_same_name_are_refused(run: Path) -> None:
@@ -167,5 +170,6 @@ def test_other_tasks_under_the_same_name_are_refused(run: Path) -> None:
     kept["data"]["rl/train"] = "0" * 64
     (run / "run.json").write_text(json.dumps(kept))
     assert (
-        "stages.rl.data.train must give the same tasks as when the stage began" in refusals(run)[0]
+        "stages.rl.data.train must give the same tasks as when the stage began"
+        in refusals(run)[0]
     )

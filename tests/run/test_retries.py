@@ -45,7 +45,9 @@ class Command:
         self._log = folder / "told.txt"
         config = folder / "config.yaml"
         config.write_text(
-            CONFIG.replace("tiny_task.py:graded", "deadly_task.py:deadly") if deadly else CONFIG
+            CONFIG.replace("tiny_task.py:graded", "deadly_task.py:deadly")
+            if deadly
+            else CONFIG
         )
         own = {DEADLY: deadly, CALLS: str(folder / "calls"), "PYTHONPATH": str(ROOT)}
         with self._log.open("wb") as log:
@@ -73,7 +75,9 @@ class Command:
     def driver(self) -> int:
         """The process that trains, once it has trained a step."""
         until(
-            lambda: any(row["stage"] == "rl" and row["step"] for row in metrics(self.run_dir)),
+            lambda: any(
+                row["stage"] == "rl" and row["step"] for row in metrics(self.run_dir)
+            ),
             lambda: self.text,
         )
         (driver,) = (pid for pid in descendants(self.process.pid) if os.getsid(pid) == pid)
@@ -100,17 +104,20 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_at_two_steps_goes_on_as_if_it_had_not_been(start: Start) -> None:
+def test_a_driver_that_is_killed_at_two_steps_goes_on_as_if_it_had_not_been(
+    start: Start,
+) -> None:
     # twelve episodes a step: in the second, and in the third after the second was played again
     command = start("--retries", "3", deadly="18 36")
     whole = start(deadly="none")
     assert command.finish() == 0, command.text
-    seen = (
-        f"the driver died by SIGKILL, with checkpoint {command.run_dir}/checkpoints/rl/step=00000"
-    )
+    checkpoint = f"{command.run_dir}/checkpoints/rl/step=00000"
+    seen = f"the driver died by SIGKILL, with checkpoint {checkpoint}"
     told = [f"retry {number} of 3: {seen}{number}" for number in (1, 2)]
     assert command.retries() == told
-    assert [line[2:] for line in command.text.splitlines() if line.startswith("! retry")] == told
+    assert [
+        line[2:] for line in command.text.splitlines() if line.startswith("! retry")
+    ] == told
     assert whole.finish() == 0, whole.text
     assert metrics(command.run_dir) == metrics(whole.run_dir)
     assert states(command.run_dir)["trained"] == states(whole.run_dir)["trained"] == 36
@@ -118,13 +125,20 @@ def test_a_driver_that_is_killed_at_two_steps_goes_on_as_if_it_had_not_been(star
 
 
 @pytest.mark.wide
-def test_a_run_that_gains_no_step_twice_is_given_up_by_all_that_was_seen(start: Start) -> None:
+def test_a_run_that_gains_no_step_twice_is_given_up_by_all_that_was_seen(
+    start: Start,
+) -> None:
     command = start("--retries", "9", deadly="all")
     assert command.finish() == 128 + signal.SIGKILL, command.text
     assert len(command.retries()) == 2
     told = command.text[command.text.index("error: ") :].splitlines()
-    assert told[0] == "error: agentrl train --retries gives up, since no step was gained twice:"
-    seen = f"the driver died by SIGKILL, with checkpoint {command.run_dir}/checkpoints/warmup/"
+    assert (
+        told[0]
+        == "error: agentrl train --retries gives up, since no step was gained twice:"
+    )
+    seen = (
+        f"the driver died by SIGKILL, with checkpoint {command.run_dir}/checkpoints/warmup/"
+    )
     assert told[1:4] == [f"  {number}. {seen}step=000002" for number in (1, 2, 3)]
     assert told[4].startswith(f"look into {command.run_dir}/logs/driver.jsonl, ")
     assert "and go on with: `agentrl train " in told[4]
@@ -173,20 +187,29 @@ def test_a_run_over_ray_loses_each_of_its_processes_once_and_goes_on(start: Star
     first = command.driver()
     record = RunDirectory.open(command.run_dir).read_record
     for name, event in (("_RolloutWorker", "worker_lost"), ("_Rank", "ranks_restarted")):
-        (pid,) = [one for one in descendants(first) if name_of(one).startswith(f"ray::{name}")]
+        (pid,) = [
+            one for one in descendants(first) if name_of(one).startswith(f"ray::{name}")
+        ]
         os.kill(pid, signal.SIGKILL)
         until(partial(told, command.run_dir, event), lambda: command.text)
     until(lambda: "restarts" in record(), lambda: command.text)
     started = descendants(first)
     os.kill(first, signal.SIGKILL)
     until(lambda: command.retries() or command.process.poll(), lambda: command.text)
-    assert not [name for name in map(name_of, started) if name and not name.endswith("Agent")]
+    assert not [
+        name for name in map(name_of, started) if name and not name.endswith("Agent")
+    ]
     assert command.finish() == 0, command.text
     assert [row["step"] for row in metrics(command.run_dir) if row["stage"] == "rl"] == [
         *range(1, 17)
     ]
     assert states(command.run_dir)["trained"] == 16 * 12
-    assert set(states(command.run_dir)) <= {"trained", "rolled_back", "dropped", "cancelled"}
+    assert set(states(command.run_dir)) <= {
+        "trained",
+        "rolled_back",
+        "dropped",
+        "cancelled",
+    }
     (restart,) = record()["restarts"]
     assert (restart["rank"], len(told(command.run_dir, "worker_lost"))) == (0, 1)
 
@@ -209,7 +232,11 @@ def test_a_number_of_retries_that_is_none_is_refused(tmp_path: Path, number: str
     assert run(["train", str(tmp_path / "c.yaml"), "--retries", number]) == 2
 
 
-def test_a_machine_without_proc_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_proc_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(retries, "_PROC", tmp_path / "proc")
-    with pytest.raises(MachineError, match=r"--retries finds by /proc .* leave --retries out"):
+    with pytest.raises(
+        MachineError, match=r"--retries finds by /proc .* leave --retries out"
+    ):
         retries.outlive(1, str(tmp_path), ["train"])

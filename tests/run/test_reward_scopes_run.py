@@ -66,7 +66,9 @@ def test_parts_of_every_kind_reach_reward_metrics_and_store(tmp_path: Path) -> N
         assert own.reasons["compute_score"]["pred"] == "\n".join(t.text for t in own.turns)
 
 
-def test_a_reward_that_gives_nothing_fails_its_episodes_and_is_never_zero(tmp_path: Path) -> None:
+def test_a_reward_that_gives_nothing_fails_its_episodes_and_is_never_zero(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(AgentRLError, match="failed"):
         trained(tmp_path, functions=["rewards.py:broken"])
     reader = TrajectoryReader(RunDirectory.open(str(tmp_path / "run")))

@@ -34,7 +34,14 @@ MIXTURE = (
 
 def build_mixture(folder: Path, seed: int, layers: int = 2) -> None:
     """The task's model with experts."""
-    sizes = {"hidden": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48, "layers": layers}
+    sizes = {
+        "hidden": 32,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "ff": 48,
+        "layers": layers,
+    }
     build_tiny_model(
         folder,
         demonstrations(seed),
@@ -67,7 +74,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_tokens_of_a_run_have_their_experts_and_are_stored_with_them(run: Path) -> None:
     assert unrecorded(run) == [0.0, 0.0]
     reader = TrajectoryReader(RunDirectory.open(run))
-    stored = [reader.get(one.id).trajectory for one in reader.summaries() if one.stage == "rl"]
+    stored = [
+        reader.get(one.id).trajectory for one in reader.summaries() if one.stage == "rl"
+    ]
     segments = [part for one in stored for turn in one.turns for part in turn.segments]
     assert len(segments) > 20
     records = [part.routed_experts for part in segments]
@@ -81,11 +90,17 @@ def test_all_tokens_of_a_run_have_their_experts_and_are_stored_with_them(run: Pa
 
 
 def test_they_come_from_rollout_workers_over_ray(run: Path, tmp_path: Path) -> None:
-    own = ("placement.mode=ray", "placement.rollout_workers=1", f"model.path={run}/models/warmup")
+    own = (
+        "placement.mode=ray",
+        "placement.rollout_workers=1",
+        f"model.path={run}/models/warmup",
+    )
     assert unrecorded(train(tmp_path, *MIXTURE, *own)) == [0.0, 0.0]
 
 
-def test_a_stored_run_replays_what_it_kept_and_counts_the_rest(run: Path, tmp_path: Path) -> None:
+def test_a_stored_run_replays_what_it_kept_and_counts_the_rest(
+    run: Path, tmp_path: Path
+) -> None:
     own = ("model.build=null", f"model.path={run}/models/warmup")
     again = train(tmp_path, *MIXTURE, *own, f"run.replay={run}", name="again")
     assert unrecorded(again) == [0.0, 0.0]
@@ -96,8 +111,15 @@ def test_a_stored_run_replays_what_it_kept_and_counts_the_rest(run: Path, tmp_pa
 
 
 def test_what_has_no_experts_of_its_own_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"router_replay='rollout' needs a mixture of experts"):
-        train(tmp_path, *MIXTURE, f"model.build={tiny_task.__file__}:build_model", name="dense")
+    with pytest.raises(
+        ConfigError, match=r"router_replay='rollout' needs a mixture of experts"
+    ):
+        train(
+            tmp_path,
+            *MIXTURE,
+            f"model.build={tiny_task.__file__}:build_model",
+            name="dense",
+        )
     own = (f"model.build={HERE}:build_deeper", f"run.replay={run}", "stages.rl.steps=1")
     with pytest.raises(DataError, match="has the experts of another model"):
         train(tmp_path, *MIXTURE, *own, text=CONFIG, name="deeper")

@@ -46,7 +46,9 @@ def assert_tokens_can_be_read_again(run: RunDirectory) -> None:
         assert found.ids.shape[1] == 5
         own = row.arrays.logprobs[found.positions]
         same = found.ids == row.arrays.token_ids[found.positions, None]
-        np.testing.assert_allclose(found.logprobs[same], own[same.any(1)], atol=1e-4, rtol=1e-3)
+        np.testing.assert_allclose(
+            found.logprobs[same], own[same.any(1)], atol=1e-4, rtol=1e-3
+        )
         assert (1.001 * own[~same.any(1)] <= found.logprobs[~same.any(1), -1]).all()
         first = retokenised(opened, summary.id, 0)["template"]
         assert (first["equal"], first["missing"]) == (True, "")
@@ -82,12 +84,18 @@ def test_the_command_that_goes_on_is_one_line_of_a_narrow_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDirectory.create(tmp_path / "run")
-    words = ["config.yaml", f"run.dir={run.root}", *(f"stages.rl.steps={n}" for n in range(9))]
+    words = [
+        "config.yaml",
+        f"run.dir={run.root}",
+        *(f"stages.rl.steps={n}" for n in range(9)),
+    ]
     monkeypatch.setattr(sys, "argv", ["agentrl", "train", *words])
     shown = io.StringIO()
     console = Console(file=shown, width=80, force_terminal=True, no_color=True)
     with closing(EventLog(run)) as events, StepDisplay(console, run.root) as display:
-        told = Interruption(StopRequest(), run, (), display, events).tell(KeyboardInterrupt())
+        told = Interruption(StopRequest(), run, (), display, events).tell(
+            KeyboardInterrupt()
+        )
     assert f"\n`agentrl train {' '.join(words)} --resume`\n" in shown.getvalue()
     assert str(told).endswith(" --resume`")
 

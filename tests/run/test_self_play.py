@@ -29,7 +29,9 @@ checkpoint: {{every: null}}
 """  # noqa: E501
 
 
-def played(tmp_path: Path, *overrides: str) -> tuple[list[dict[str, Any]], TrajectoryReader]:
+def played(
+    tmp_path: Path, *overrides: str
+) -> tuple[list[dict[str, Any]], TrajectoryReader]:
     run_dir = train(tmp_path, "run.deterministic=true", *overrides, text=CONFIG)
     return metrics(run_dir), TrajectoryReader(RunDirectory.open(run_dir))
 
@@ -41,7 +43,9 @@ def test_a_game_of_two_is_trained_for_two_steps(tmp_path: Path, train: bool) -> 
     steps = [row for row in rows if "reward/mean" in row]
     assert len(steps) == 2
     for row in steps:
-        assert row["reward_agent/white/mean"] == pytest.approx(-row["reward_agent/black/mean"])
+        assert row["reward_agent/white/mean"] == pytest.approx(
+            -row["reward_agent/black/mean"]
+        )
         assert row["reward/mean"] == row["reward_agent/white/mean"]
     found = {one.trajectory_id: one for one in reader.annotations()}
     assert found
@@ -77,7 +81,9 @@ def test_a_replay_names_the_agent_whose_reward_differs(tmp_path: Path) -> None:
     ids = [one.id for one in reader.summaries()]
     replayed = Replayer(RunDirectory.open(tmp_path / "run")).replay(ids)
     assert len(ids) == 8
-    assert {str(one.difference or one.failure) for one in replayed} == {"reward hasty of black"}
+    assert {str(one.difference or one.failure) for one in replayed} == {
+        "reward hasty of black"
+    }
 
 
 @pytest.mark.parametrize(

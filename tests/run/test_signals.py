@@ -42,7 +42,9 @@ class Driver:
         return self._log.read_text(encoding="utf-8")
 
     def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run_dir / "run.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(
+            (self.run_dir / "run.json").read_text(encoding="utf-8")
+        )
         return found
 
 
@@ -111,7 +113,9 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
 def learned(driver: Driver) -> list[dict[str, Any]]:
     """The rows of metrics without the count of episodes that were restarted by the signal."""
     rows = metrics(driver.run_dir)
-    return [{k: v for k, v in row.items() if k != "count/restarted_episodes"} for row in rows]
+    return [
+        {k: v for k, v in row.items() if k != "count/restarted_episodes"} for row in rows
+    ]
 
 
 def test_an_evaluation_that_was_interrupted_is_made_up_for(start: Start) -> None:
@@ -120,9 +124,9 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(start: Start) -> None
     driver = start(*short, sent=(signal.SIGTERM, *greedy))
     assert driver.finish() == 143, driver.text
     manifest = json.loads(
-        (driver.run_dir / driver.record()["interrupted"]["checkpoint"] / "manifest.json").read_text(
-            encoding="utf-8"
-        )
+        (
+            driver.run_dir / driver.record()["interrupted"]["checkpoint"] / "manifest.json"
+        ).read_text(encoding="utf-8")
     )
     assert (manifest["state"]["step"], manifest["evaluating"]) == (0, "before")
     resumed = start(*short, "--resume")
@@ -141,7 +145,10 @@ def test_a_run_on_ray_prints_no_native_stack(start: Start, whom: str) -> None:
         "checkpoint.every=1",
     )
     until(
-        lambda: not driver.process.is_alive() or any(driver.run_dir.glob("checkpoints/rl/*/man*")),
+        lambda: (
+            not driver.process.is_alive()
+            or any(driver.run_dir.glob("checkpoints/rl/*/man*"))
+        ),
         lambda: driver.text,
     )
     assert driver.process.pid is not None

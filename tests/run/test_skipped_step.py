@@ -37,7 +37,9 @@ def test_the_script_of_a_skipped_step_repeats_it_in_one_process(
 ) -> None:
     run = tmp_path / "run"
     console = Console(file=io.StringIO(), width=200)
-    with pytest.raises(TrainingError, match=r"then lower optim\.lr or optim\.clip_grad_norm"):
+    with pytest.raises(
+        TrainingError, match=r"then lower optim\.lr or optim\.clip_grad_norm"
+    ):
         train(tmp_path, *QUICK, reward=huge, console=console)
     rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]
     assert [row["optim/not_finite"] for row in rows] == [1.0, 1.0, 1.0]

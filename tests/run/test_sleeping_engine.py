@@ -21,7 +21,11 @@ def test_no_number_changes_where_the_engine_sleeps(tmp_path: Path) -> None:
         train(tmp_path, *PPO, *SHORT, f"rollout.sleep={sleep}", name=sleep)
     slept, awake = (metrics(tmp_path / sleep) for sleep in ("true", "false"))
     assert slept == awake
-    rows = [row for row in read_jsonl(tmp_path / "true" / "metrics.jsonl") if "time/step_s" in row]
+    rows = [
+        row
+        for row in read_jsonl(tmp_path / "true" / "metrics.jsonl")
+        if "time/step_s" in row
+    ]
     rows = [row for row in rows if row["stage"] == "rl"]
     assert [row["policy_version"] for row in rows] == [0, 1]
     assert all(row["time/engine_wake_s"] > 0 for row in rows)

@@ -21,7 +21,15 @@ from tests.run.tiny_run import CONFIG, metrics, states, train
 pytestmark = pytest.mark.slow
 
 QUICK = ("stages.warmup.steps=4", "stages.rl.eval.sets={}")
-LEARNED = ("policy/", "optim/", "mismatch/logp", "mismatch/k3", "reward", "group/", "length/")
+LEARNED = (
+    "policy/",
+    "optim/",
+    "mismatch/logp",
+    "mismatch/k3",
+    "reward",
+    "group/",
+    "length/",
+)
 
 
 def run(config: Path, name: str, *overrides: str, resume: bool = False) -> Path:
@@ -29,12 +37,17 @@ def run(config: Path, name: str, *overrides: str, resume: bool = False) -> Path:
 
 
 def weights(run_dir: Path) -> str:
-    return hashlib.sha256((run_dir / "models/rl/model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256(
+        (run_dir / "models/rl/model.safetensors").read_bytes()
+    ).hexdigest()
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
     own = [row for row in metrics(run_dir) if row["stage"] == "rl"]
-    return [{k: v for k, v in row.items() if k == "step" or k.startswith(LEARNED)} for row in own]
+    return [
+        {k: v for k, v in row.items() if k == "step" or k.startswith(LEARNED)}
+        for row in own
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +152,9 @@ def test_a_trajectory_that_is_not_there_is_named(config: Path, stored: Path) -> 
     assert "driver-0001.parquet" in told
 
 
-def test_another_stage_and_no_run_are_refused(config: Path, stored: Path, tmp_path: Path) -> None:
+def test_another_stage_and_no_run_are_refused(
+    config: Path, stored: Path, tmp_path: Path
+) -> None:
     text = CONFIG.replace("name: rl", "name: other")
     other = tmp_path / "config.yaml"
     other.write_text(text, encoding="utf-8")
@@ -170,12 +185,18 @@ def test_tokens_without_logprobs_are_refused(
     turn = first.trajectories[0].turns[0]
     (segment,) = (one for one in turn.completion if one.logprobs is not None)
     object.__setattr__(segment, "logprobs", None)
-    with pytest.raises(DataError, match=r"run\.replay: trajectory \d+-0-0 of .* has no logprobs"):
+    with pytest.raises(
+        DataError, match=r"run\.replay: trajectory \d+-0-0 of .* has no logprobs"
+    ):
         found._check_tokens(first.trajectories[0])
 
 
 def test_no_worker_is_started_to_play(config: Path, stored: Path) -> None:
-    asked = [f"run.replay={stored}", "run.deterministic=false", "placement.rollout_workers=2"]
+    asked = [
+        f"run.replay={stored}",
+        "run.deterministic=false",
+        "placement.rollout_workers=2",
+    ]
     loaded = load_config(config, [*asked, "placement.mode=ray"])
     inline = loaded.replace(placement=loaded.placement.replace(mode="inline"))
     with closing(RunProcesses(inline)) as processes:
@@ -183,17 +204,23 @@ def test_no_worker_is_started_to_play(config: Path, stored: Path) -> None:
 
 
 def test_a_run_cannot_replay_itself(config: Path, stored: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run\.replay must be another folder than run\.dir"):
+    with pytest.raises(
+        ConfigError, match=r"run\.replay must be another folder than run\.dir"
+    ):
         load_config(config, [f"run.replay={stored}", f"run.dir={stored}"])
 
 
-def test_the_new_run_has_the_trajectories_with_what_was_learned(config: Path, stored: Path) -> None:
+def test_the_new_run_has_the_trajectories_with_what_was_learned(
+    config: Path, stored: Path
+) -> None:
     replayed = config.parent / "same"
     if not replayed.exists():
         replayed = run(config, "same", f"run.replay={stored}")
     ids = [
         {(one.id, one.step) for one in reader.summaries(purpose="train")}
-        for reader in (TrajectoryReader(RunDirectory.open(own)) for own in (stored, replayed))
+        for reader in (
+            TrajectoryReader(RunDirectory.open(own)) for own in (stored, replayed)
+        )
     ]
     assert ids[0] == ids[1]
     reader = TrajectoryReader(RunDirectory.open(replayed))

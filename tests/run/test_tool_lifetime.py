@@ -165,12 +165,18 @@ def test_the_end_of_a_process_closes_what_was_shared(tmp_path: Path) -> None:
         "tools=['own.py:shared'])\nprint('ends', flush=True)\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ended.stdout.split(), ended.stderr) == (["ends", "closed"], "")
 
 
-def test_a_rollout_worker_closes_what_was_shared_at_its_end_and_not_between_stages() -> None:
+def test_a_rollout_worker_closes_what_was_shared_at_its_end_and_not_between_stages() -> (
+    None
+):
     class Kept(Tool):
         spec = ToolSpec("kept", "", {"type": "object"})
         closed = 0
@@ -203,7 +209,9 @@ async def test_what_is_made_to_look_at_it_is_closed(
     ]
 
 
-def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "own.py").write_text(MODULE)
     with pytest.raises(ToolError, match="more than once"):
         ToolEnv(TASK, tools=["own.py:Counter", "own.py:Counter"], base_dir=tmp_path)
@@ -233,7 +241,10 @@ def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(tmp_pa
             "'own.py:Counting'",
             r"own\.py:Counting \(.*own\.py:47\) is no tool but a class; decorate it with @tool",
         ),
-        ("pyhton", r"='pyhton' is unknown; did you mean 'python'\?; choose one of calculator, "),
+        (
+            "pyhton",
+            r"='pyhton' is unknown; did you mean 'python'\?; choose one of calculator, ",
+        ),
         (
             "{function: python, args: {timeout: 1}}",
             r"'python' .*'timeout'; its arguments are: .*deadline_s",
@@ -287,7 +298,9 @@ def test_documents_that_cannot_be_read(
         make("{function: search, args: {documents: words.jsonl}}")
 
 
-def test_a_search_without_documents_says_what_it_needs(make: Callable[..., ToolEnv]) -> None:
+def test_a_search_without_documents_says_what_it_needs(
+    make: Callable[..., ToolEnv],
+) -> None:
     with pytest.raises(ConfigError, match=r"search takes either documents.* or the url"):
         make("search")
 
@@ -351,6 +364,8 @@ def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(
     ]
     train(tmp_path, "placement.mode=ray", tools, *short)
     words = log.read_text()
-    assert words.count("m") == words.count("c") >= 13  # 12 episodes, and one look before the run
+    assert (
+        words.count("m") == words.count("c") >= 13
+    )  # 12 episodes, and one look before the run
     assert words.count("s") == 1
     assert words.endswith("s")

@@ -21,7 +21,10 @@ def test_each_outlet_is_told_each_step_once(
     mlflow = pytest.importorskip("mlflow", reason="needs the libraries of make trackers")
     from trackio import sqlite_storage, utils
 
-    for module in (sqlite_storage, utils):  # which read it from the environment as they are loaded
+    for module in (
+        sqlite_storage,
+        utils,
+    ):  # which read it from the environment as they are loaded
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     monkeypatch.setitem(Sinks.__init__.__kwdefaults__, "close_s", DEADLINE_S)
     monkeypatch.setenv("SERVICE_TOKEN", "hunter2-hunter2")
@@ -46,7 +49,9 @@ def test_each_outlet_is_told_each_step_once(
         train(tmp_path, *settings, "stages.rl.steps=4", resume=True)
     events = list(read_jsonl(run / "events.jsonl"))
     assert not [one for one in events if one["event"].startswith("sink_")]
-    opened = [one["message"].partition("http")[0] for one in events if "outlet" in one["event"]]
+    opened = [
+        one["message"].partition("http")[0] for one in events if "outlet" in one["event"]
+    ]
     assert opened == ["metrics.prometheus: ", "metrics.prometheus: "]
 
     told = [("warmup", 1), ("rl", 1), ("rl", 2), ("rl", 3), ("rl", 4)]

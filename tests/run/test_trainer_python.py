@@ -113,9 +113,15 @@ def test_the_run_directory_tells_what_ran(trained: RunDirectory) -> None:
     assert summary["eval"]["sums"].keys() == {"before", "after", "num_tasks"}
     assert summary["eval"]["sums"]["after"].keys() >= {"sampled", "greedy"}
     assert summary["steps"] == 2
-    assert {"wait_rollout", "update", "publish", "checkpoint", "eval", "setup", "total"} <= summary[
-        "seconds"
-    ].keys()
+    assert {
+        "wait_rollout",
+        "update",
+        "publish",
+        "checkpoint",
+        "eval",
+        "setup",
+        "total",
+    } <= summary["seconds"].keys()
     record = json.loads((run / "run.json").read_text())
     assert (record["seed"], record["data"].keys()) == (0, {"rl/train", "rl/eval/sums"})
     assert {"torch", "transformers"} <= record["versions"].keys()
@@ -133,7 +139,9 @@ def test_the_run_directory_tells_what_ran(trained: RunDirectory) -> None:
 def test_a_run_directory_that_exists_is_refused(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text('{"format": 1}')
-    with pytest.raises(ConfigError, match=r"already holds a run; go on with it by --resume"):
+    with pytest.raises(
+        ConfigError, match=r"already holds a run; go on with it by --resume"
+    ):
         opened().train()
 
 
@@ -154,15 +162,20 @@ def test_an_engine_that_is_not_there_is_refused_before_anything_is_made(
 ) -> None:
     nowhere = tmp_path / "nowhere" / "python"
     with pytest.raises(
-        MachineError, match=r"rollout\.sglang\.python='.*nowhere/python' is no file; run `agentrl"
+        MachineError,
+        match=r"rollout\.sglang\.python='.*nowhere/python' is no file; run `agentrl",
     ):
         opened(
-            "rollout.engine=sglang", "run.deterministic=false", f"rollout.sglang.python={nowhere}"
+            "rollout.engine=sglang",
+            "run.deterministic=false",
+            f"rollout.sglang.python={nowhere}",
         ).train()
     assert not (tmp_path / "run").exists()
 
 
-def test_an_empty_data_set_is_refused_before_anything_is_made(opened: Open, tmp_path: Path) -> None:
+def test_an_empty_data_set_is_refused_before_anything_is_made(
+    opened: Open, tmp_path: Path
+) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     trainer = opened(text=CONFIG.replace(f'train: "{TASK}:tasks"', "train: empty.jsonl"))
     with pytest.raises(DataError, match=r"data\.train='empty\.jsonl' holds no row"):
@@ -257,11 +270,15 @@ def test_a_corrupt_checkpoint_is_refused_by_name_on_resume(
     shutil.copytree(trained.root, tmp_path / "run")
     (checkpoint,) = (tmp_path / "run" / "checkpoints" / "rl").iterdir()
     (checkpoint / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match=r"step=000002 is corrupt: manifest\.json cannot be read"):
+    with pytest.raises(
+        DataError, match=r"step=000002 is corrupt: manifest\.json cannot be read"
+    ):
         train(tmp_path, *TRAINED, resume=True)
 
 
-def test_a_model_of_ones_own_is_played_without_training(opened: Open, tmp_path: Path) -> None:
+def test_a_model_of_ones_own_is_played_without_training(
+    opened: Open, tmp_path: Path
+) -> None:
     build_model(tmp_path / "model", 0)
     trainer = opened(f"model.path={tmp_path / 'model'}", reward=letters)
     (played,) = trainer.rollout([Task("t", ({"role": "user", "content": "1 and 2?"},))])
@@ -270,7 +287,9 @@ def test_a_model_of_ones_own_is_played_without_training(opened: Open, tmp_path: 
 
 
 def test_without_a_model_nothing_is_played(opened: Open) -> None:
-    with pytest.raises(ConfigError, match=r"model\.path is not set and nothing was trained yet"):
+    with pytest.raises(
+        ConfigError, match=r"model\.path is not set and nothing was trained yet"
+    ):
         opened().rollout([Task("t", ({"role": "user", "content": "hi"},))])
 
 
@@ -297,4 +316,7 @@ def test_a_run_says_which_template_family_it_found_and_who_reads_the_calls(
     assert [(event["family"], event["parser"]) for event in told] == [
         ("chatml", "HermesParser")
     ] * 2
-    assert "stage warmup: chat template family chatml (model.renderer: auto)" in told[0]["message"]
+    assert (
+        "stage warmup: chat template family chatml (model.renderer: auto)"
+        in told[0]["message"]
+    )

@@ -66,7 +66,10 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         pytest.param(f"{STAGE}.record", 0, id="before_the_first_checkpoint"),
         pytest.param(f"{CHECKPOINTS}.commit", 0, id="during_the_first_checkpoint"),
         pytest.param(
-            f"{STAGE}.finish", 0, id="before_the_first_stage_is_exported", marks=pytest.mark.wide
+            f"{STAGE}.finish",
+            0,
+            id="before_the_first_stage_is_exported",
+            marks=pytest.mark.wide,
         ),
         pytest.param("agentrl.run.trainer:run_stage", 1, id="between_the_stages"),
         pytest.param(
@@ -85,10 +88,16 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         pytest.param(f"{STAGE}.record", 14, id="between_two_checkpoints"),
         pytest.param(f"{CHECKPOINTS}.commit", 7, id="during_a_checkpoint"),
         pytest.param(
-            "agentrl.run.trainer:write_json", 0, id="before_the_summary", marks=pytest.mark.wide
+            "agentrl.run.trainer:write_json",
+            0,
+            id="before_the_summary",
+            marks=pytest.mark.wide,
         ),
         pytest.param(
-            "agentrl.store:JsonlWriter.append", 40, id="before_a_line", marks=pytest.mark.wide
+            "agentrl.store:JsonlWriter.append",
+            40,
+            id="before_a_line",
+            marks=pytest.mark.wide,
         ),
         pytest.param("agentrl.store:JsonlWriter.append", 75, id="before_a_later_line"),
     ],
@@ -105,16 +114,23 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
 
 
 def test_a_correction_that_began_goes_on_after_a_kill(config: Path, run_dir: Path) -> None:
-    differs = ("rollout.dtype=bfloat16", "stages.rl.algorithm.rollout_correction.above=1e-9")
+    differs = (
+        "rollout.dtype=bfloat16",
+        "stages.rl.algorithm.rollout_correction.above=1e-9",
+    )
     whole = config.parent / "corrected"
     finish(start(config, whole, overrides=differs))
     # behind the checkpoint of the step in which it began
     die_at = f"{STAGE}.record"
-    finish(start(config, run_dir, overrides=differs, die_at=die_at, call=15), -signal.SIGKILL)
+    finish(
+        start(config, run_dir, overrides=differs, die_at=die_at, call=15), -signal.SIGKILL
+    )
     finish(start(config, run_dir, overrides=differs, resume=True))
     assert metrics(run_dir) == metrics(whole)
     weighed = [
-        "mismatch/weight" in row for row in metrics(run_dir) if row["stage"] == "rl" and row["step"]
+        "mismatch/weight" in row
+        for row in metrics(run_dir)
+        if row["stage"] == "rl" and row["step"]
     ]
     assert weighed == [False, True, True, True, True]
     told = [record.get("event") for record in read_jsonl(run_dir / "logs" / "driver.jsonl")]
@@ -125,9 +141,13 @@ def test_a_run_killed_again_and_again_comes_to_the_same_end(
     config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
     finish(start(config, run_dir, die_at=f"{STAGE}.record", call=15), -signal.SIGKILL)
-    finish(start(config, run_dir, resume=True, die_at=f"{SERVICE}._enter", call=1), -signal.SIGKILL)
     finish(
-        start(config, run_dir, resume=True, die_at=f"{CHECKPOINTS}.commit", call=0), -signal.SIGKILL
+        start(config, run_dir, resume=True, die_at=f"{SERVICE}._enter", call=1),
+        -signal.SIGKILL,
+    )
+    finish(
+        start(config, run_dir, resume=True, die_at=f"{CHECKPOINTS}.commit", call=0),
+        -signal.SIGKILL,
     )
     finish(start(config, run_dir, resume=True))
     assert metrics(run_dir) == uninterrupted

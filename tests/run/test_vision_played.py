@@ -47,7 +47,10 @@ def test_episodes_with_images_of_tasks_and_observations_are_played(tmp_path: Pat
     rows = []
     for number in range(4):
         (tmp_path / f"{number}.png").write_bytes(picture(84, 56, seed=number))
-        content = [{"type": "text", "text": "What?"}, {"type": "image", "image": f"{number}.png"}]
+        content = [
+            {"type": "text", "text": "What?"},
+            {"type": "image", "image": f"{number}.png"},
+        ]
         rows.append(json.dumps({"messages": [{"role": "user", "content": content}]}))
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     collected = collect(
@@ -59,7 +62,9 @@ def test_episodes_with_images_of_tasks_and_observations_are_played(tmp_path: Pat
     assert len(played) == 8
     assert all(trajectory.status.finished for trajectory in played)
     assert max(len(trajectory.turns) for trajectory in played) == 3
-    reference = AutoModelForImageTextToText.from_pretrained(model, dtype=torch.float32).eval()
+    reference = AutoModelForImageTextToText.from_pretrained(
+        model, dtype=torch.float32
+    ).eval()
     for trajectory in played:
         images = {
             name: replace(image, data=directory.read_blob(name))

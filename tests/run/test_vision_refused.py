@@ -22,7 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_engine_of_text_is_refused(folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("data: {train: rows.jsonl}\nreward: {functions: ['reward.py:reward']}\n")
+    config.write_text(
+        "data: {train: rows.jsonl}\nreward: {functions: ['reward.py:reward']}\n"
+    )
     own = [f"model.path={folder}", f"rollout.engine={OWN}", "rollout.own.greeting=hello"]
     (stage,) = load_config(config, own).resolved_stages()
     told = r"own_engine.py:OwnEngineSpec' reads text alone.* 'vllm' or 'torch' or 'sglang'"

@@ -112,7 +112,9 @@ def test_pictures_that_were_played_are_trained_and_replayed(
         directory = RunDirectory(folder)
         assert {path.stem for path in directory.pixels_folder.rglob("*.npz")} == names
         assert {path.name for path in directory.blobs_folder.iterdir()} >= names
-    own, same = ([row["optim/grad_norm"] for row in metrics(one)] for one in (run, replayed))
+    own, same = (
+        [row["optim/grad_norm"] for row in metrics(one)] for one in (run, replayed)
+    )
     assert own == same
     assert min(own) > 0
     # the tower moves, and the engine sees by what was published

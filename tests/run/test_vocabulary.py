@@ -19,12 +19,23 @@ from agentrl.training.models.tiny import build_tiny_model
 from tests.run.tiny_run import CONFIG
 from tests.run.tiny_task import demonstrations
 
-SIZES: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8}
+SIZES: dict[str, Any] = {
+    "hidden": 16,
+    "layers": 1,
+    "heads": 2,
+    "kv_heads": 1,
+    "head_dim": 8,
+}
 
 
 def build(folder: Path, vocab_size: int) -> Path:
     build_tiny_model(
-        folder, demonstrations(0), num_demonstrations=40, vocab_size=vocab_size, ff=16, **SIZES
+        folder,
+        demonstrations(0),
+        num_demonstrations=40,
+        vocab_size=vocab_size,
+        ff=16,
+        **SIZES,
     )
     return folder
 
@@ -42,7 +53,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("setting", "overrides"),
     [
         ("critic.path", ["stages.1.algorithm.name=ppo", "stages.1.critic.path=other"]),
-        ("reference.path", ["stages.1.algorithm.kl_coef=0.1", "stages.1.reference.path=other"]),
+        (
+            "reference.path",
+            ["stages.1.algorithm.kl_coef=0.1", "stages.1.reference.path=other"],
+        ),
         (
             "reference.path",
             ["stages.1.algorithm.name=distillation", "stages.1.reference.path=other"],
@@ -77,7 +91,8 @@ def test_a_model_without_a_tokenizer_is_named(folders: Path, tmp_path: Path) -> 
     for path in (*bare.glob("token*"), bare / "config.json"):
         path.unlink()
     with pytest.raises(
-        DataError, match=rf"critic\.path='{bare}' must have the tokenizer of the policy in .*policy"
+        DataError,
+        match=rf"critic\.path='{bare}' must have the tokenizer of the policy in .*policy",
     ):
         check_vocabulary(folders / "policy", bare, "critic.path")
 
@@ -87,7 +102,8 @@ def test_a_model_that_embeds_fewer_tokens_is_named(folders: Path, tmp_path: Path
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
     with pytest.raises(
-        DataError, match=r"whose largest id is \d+, got 200 embeddings; name a model that was"
+        DataError,
+        match=r"whose largest id is \d+, got 200 embeddings; name a model that was",
     ):
         check_vocabulary(folders / "policy", small, "critic.path")
 
@@ -109,11 +125,15 @@ def test_sequences_beyond_a_models_positions_are_refused_before_the_first_stage(
     short = folders / "short"
     short.mkdir(exist_ok=True)
     config = json.loads((folders / "policy" / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100}))
+    (short / "config.json").write_text(
+        json.dumps(config | {"max_position_embeddings": 100})
+    )
     stages = load_config(folders / "config.yaml", overrides).resolved_stages()
     told = rf"^rollout\.context_tokens must be at most {longest}, for which {setting}='.*; lower it"
     with pytest.raises(ConfigError, match=told):
         check_contexts(stages, folders / "policy")
     # what imitates cuts its demonstrations, and the trainer refuses what is longer
     check_contexts(stages[:1], short)
-    check_contexts(load_config(folders / "config.yaml").resolved_stages(), folders / "policy")
+    check_contexts(
+        load_config(folders / "config.yaml").resolved_stages(), folders / "policy"
+    )

@@ -42,13 +42,26 @@ def event(name: str, level: str = "warning", **fields: Any) -> Mapping[str, Any]
     return {**fields, **head, "message": f"{name} happened"}
 
 
-def test_a_health_alert_is_posted_with_its_evidence_and_so_is_the_end(tmp_path: Path) -> None:
+def test_a_health_alert_is_posted_with_its_evidence_and_so_is_the_end(
+    tmp_path: Path,
+) -> None:
     settings = (*QUICK, "stages.rl.algorithm.filter_zero_variance=false", "health.window=2")
     with webhook() as hook:
         run = train(tmp_path, *settings, f"health.webhook={hook.url}", reward=constant)
     alert = next(post for post in hook.posts if post["alert"] == "no_signal")
-    (event,) = (one for one in read_jsonl(run / "events.jsonl") if one["event"] == "health_alert")
-    same = ("stage", "step", "metric", "value", "reference", "trajectories", "query", "time")
+    (event,) = (
+        one for one in read_jsonl(run / "events.jsonl") if one["event"] == "health_alert"
+    )
+    same = (
+        "stage",
+        "step",
+        "metric",
+        "value",
+        "reference",
+        "trajectories",
+        "query",
+        "time",
+    )
     assert {key: alert[key] for key in same} == {key: event[key] for key in same}
     assert (alert["run"], alert["level"]) == ("run", "warning")
     assert alert["text"].startswith("run: step 2: no signal: 100% of the groups")
@@ -83,7 +96,9 @@ def test_a_webhook_that_hangs_stops_no_run_and_is_told_by_its_host_alone(
         assert hook.posts == []
     assert (run / "summary.json").is_file()
     (text,) = (r.getMessage() for r in caplog.records if "health.webhook" in r.getMessage())
-    assert text.startswith("health.webhook (127.0.0.1) failed, and is tried again with what comes")
+    assert text.startswith(
+        "health.webhook (127.0.0.1) failed, and is tried again with what comes"
+    )
     assert "ReadTimeout: timed out" in text
     assert "very-secret" not in caplog.text
 
@@ -100,7 +115,9 @@ def test_a_webhook_that_never_returns_is_given_up(
                 hooks.tell(event("worker_lost", step=number))
                 assert hook.asked.wait(DEADLINE_S)
     (text,) = (record.getMessage() for record in caplog.records)
-    told = "health.webhook (127.0.0.1) does not end, and is given up: 2 deliveries are lost; "
+    told = (
+        "health.webhook (127.0.0.1) does not end, and is given up: 2 deliveries are lost; "
+    )
     assert text.startswith(told)
     for thread in threading.enumerate():
         if thread.name.startswith("health.webhook"):
@@ -112,7 +129,8 @@ def test_a_webhook_that_refuses_is_told_once(
 ) -> None:
     with webhook(status=410) as hook:
         named = [
-            one.replace(health=one.health.replace(webhook=hook.url)) for one in stages(tmp_path)
+            one.replace(health=one.health.replace(webhook=hook.url))
+            for one in stages(tmp_path)
         ]
         with closing(Webhooks("run", named)) as hooks:
             for number in range(3):
@@ -125,7 +143,8 @@ def test_a_webhook_that_refuses_is_told_once(
 def test_warnings_are_posted_and_what_a_step_sums_up_is_not(tmp_path: Path) -> None:
     with webhook() as hook:
         named = [
-            one.replace(health=one.health.replace(webhook=hook.url)) for one in stages(tmp_path)
+            one.replace(health=one.health.replace(webhook=hook.url))
+            for one in stages(tmp_path)
         ]
         with closing(Webhooks("a", named)) as hooks:
             hooks.tell(event("worker_lost", stage="rl"))
@@ -174,14 +193,18 @@ def test_a_healthy_run_posts_its_end_alone_to_a_url_of_the_environment(
     assert "webhook: $ALERTS_TO" in (run / "config.resolved.yaml").read_text()
 
 
-@pytest.mark.parametrize(("value", "found"), [(None, "is not set"), ("me", "holds another text")])
+@pytest.mark.parametrize(
+    ("value", "found"), [(None, "is not set"), ("me", "holds another text")]
+)
 def test_a_variable_that_holds_no_url_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, found: str
 ) -> None:
     monkeypatch.delenv("ALERTS_TO", raising=False)
     if value:
         monkeypatch.setenv("ALERTS_TO", value)
-    with pytest.raises(ConfigError, match=r"health.webhook='\$ALERTS_TO' must name .* " + found):
+    with pytest.raises(
+        ConfigError, match=r"health.webhook='\$ALERTS_TO' must name .* " + found
+    ):
         train(tmp_path, *QUIET, "health.webhook=$ALERTS_TO")
     assert not (tmp_path / "run").exists()
 

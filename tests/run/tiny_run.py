@@ -71,7 +71,12 @@ def start(
 
 
 def _drive(
-    config: Path, run_dir: Path, resume: bool, die_at: str, call: int, overrides: tuple[str, ...]
+    config: Path,
+    run_dir: Path,
+    resume: bool,
+    die_at: str,
+    call: int,
+    overrides: tuple[str, ...],
 ) -> None:
     if die_at:
         send_itself(signal.SIGKILL, die_at, call)
@@ -93,18 +98,28 @@ def train(
 
 
 def _train(
-    config: Path, run_dir: Path, overrides: Iterable[str], resume: bool, live: Mapping[str, Any]
+    config: Path,
+    run_dir: Path,
+    overrides: Iterable[str],
+    resume: bool,
+    live: Mapping[str, Any],
 ) -> None:
     from agentrl.config.load import load_config
     from agentrl.run.trainer import Trainer
 
-    with Trainer(load_config(config, [f"run.dir={run_dir}", *overrides]), **live) as trainer:
+    with Trainer(
+        load_config(config, [f"run.dir={run_dir}", *overrides]), **live
+    ) as trainer:
         trainer.train(resume=resume)
 
 
 def told(run_dir: Path, event: str) -> list[str]:
     """The messages of an event."""
-    return [row["message"] for row in read_jsonl(run_dir / "events.jsonl") if row["event"] == event]
+    return [
+        row["message"]
+        for row in read_jsonl(run_dir / "events.jsonl")
+        if row["event"] == event
+    ]
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -136,9 +151,14 @@ def descendants(pid: int | None) -> set[int]:
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents[int(stat.parent.name)] = int(
+                stat.read_text().rpartition(")")[2].split()[1]
+            )
     found: set[int] = set()
-    while fresh := {child for child, parent in parents.items() if parent in found | {pid}} - found:
+    while (
+        fresh := {child for child, parent in parents.items() if parent in found | {pid}}
+        - found
+    ):
         found |= fresh
     return found
 

@@ -46,7 +46,12 @@ def demonstrations(seed: int) -> Iterator[dict[str, Any]]:
             "messages": [
                 {"role": "user", "content": f"{a} and {b}?"},
                 {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "content": str(a + b), "tool_call_id": "call_0", "name": "add"},
+                {
+                    "role": "tool",
+                    "content": str(a + b),
+                    "tool_call_id": "call_0",
+                    "name": "add",
+                },
                 {"role": "assistant", "content": str(a + b)},
             ]
         }
@@ -65,7 +70,14 @@ def build_staged_model(folder: Path, seed: int) -> None:
 def build_model(folder: Path, seed: int, vocab_size: int = 300, **own: int) -> None:
     from agentrl.training.models.tiny import build_tiny_model
 
-    sizes = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48} | own
+    sizes = {
+        "hidden": 32,
+        "layers": 1,
+        "heads": 2,
+        "kv_heads": 1,
+        "head_dim": 16,
+        "ff": 48,
+    } | own
     build_tiny_model(
         folder,
         demonstrations(seed),
@@ -79,6 +91,6 @@ def build_model(folder: Path, seed: int, vocab_size: int = 300, **own: int) -> N
 def graded(episode: EpisodeView) -> float:
     """Something that differs between the answers of a model that knows nothing."""
     text = episode.turns[-1].text
-    return float(text.strip() == episode.task.answer) + sum(letter.isdigit() for letter in text) / (
-        1 + len(text)
-    )
+    return float(text.strip() == episode.task.answer) + sum(
+        letter.isdigit() for letter in text
+    ) / (1 + len(text))

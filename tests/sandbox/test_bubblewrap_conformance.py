@@ -75,7 +75,9 @@ def suite_as_nobody(checks: list[str] | None) -> tuple[int, list[str], int, list
     for path in paths:
         for folder in (Path(path), *Path(path).parents):
             if not folder.stat().st_mode & stat.S_IXOTH:
-                pytest.skip(f"{folder} is closed to other users; clone to where they can read")
+                pytest.skip(
+                    f"{folder} is closed to other users; clone to where they can read"
+                )
     done = subprocess.run(
         [python, "-c", SUITE, json.dumps(checks)],
         env={
@@ -127,7 +129,8 @@ def test_a_user_who_is_not_root_passes_every_check(bubblewrap: BackendReport) ->
 async def test_what_it_claims_holds_without_landlock_too(bubblewrap: BackendReport) -> None:
     settings = HostSettings(confine=True, abi_cap=0, launcher=BubblewrapLauncher())
     results = await check_sandbox(
-        lambda: ForkedSandbox(lambda: shared_server(settings), Limits()), guarantees=bubblewrap.held
+        lambda: ForkedSandbox(lambda: shared_server(settings), Limits()),
+        guarantees=bubblewrap.held,
     )
     assert shared_server(settings).facts["abi"] == 0
     assert [str(result) for result in results if not result.passed] == []

@@ -44,26 +44,36 @@ async def test_files_in_all_folders_together_end_at_the_limit(small: SandboxSpec
     assert 50 < int(result.stdout.split()[-1]) <= 64
 
 
-async def test_a_full_disk_is_the_codes_fault_and_the_session_goes_on(small: SandboxSpec) -> None:
+async def test_a_full_disk_is_the_codes_fault_and_the_session_goes_on(
+    small: SandboxSpec,
+) -> None:
     async with small.build() as sandbox:
         await sandbox.run("open('full', 'wb').write(bytes(4 << 20))")
         with pytest.raises(FileRefusedError, match=r"No space left.*Limits\.disk_bytes"):
             await sandbox.write_file("more", bytes(2 * MIB))
         with pytest.raises(FileRefusedError, match="No space left"):
             await sandbox.run("print(1)", files={"more": bytes(2 * MIB)})
-        assert (await sandbox.run("x = 1\nprint(x)", persist="interpreter")).stdout == b"1\n"
         assert (
-            await sandbox.run("import os\nos.remove('full')\nprint(x)", persist="interpreter")
+            await sandbox.run("x = 1\nprint(x)", persist="interpreter")
+        ).stdout == b"1\n"
+        assert (
+            await sandbox.run(
+                "import os\nos.remove('full')\nprint(x)", persist="interpreter"
+            )
         ).stdout == b"1\n"
         await sandbox.write_file("more", bytes(2 * MIB))
 
 
-async def test_a_run_with_limits_of_its_own_has_a_disk_of_that_size(small: SandboxSpec) -> None:
+async def test_a_run_with_limits_of_its_own_has_a_disk_of_that_size(
+    small: SandboxSpec,
+) -> None:
     wide = Limits(disk_bytes=16 * MIB, file_bytes=16 * MIB)
     code = "import os\nprint(os.statvfs('.').f_blocks * 4096, os.statvfs('/tmp').f_blocks * 4096)"
     async with small.build() as sandbox:
         assert (await sandbox.run(code)).stdout == b"4194304 4194304\n"
-        result = await sandbox.run("open('big', 'wb').write(bytes(8 << 20))\n" + code, limits=wide)
+        result = await sandbox.run(
+            "open('big', 'wb').write(bytes(8 << 20))\n" + code, limits=wide
+        )
         assert result.stdout == b"16777216 16777216\n"
         # what lies there stays: nothing can be added to it
         result = await sandbox.run(

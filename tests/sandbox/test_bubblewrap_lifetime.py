@@ -45,7 +45,9 @@ SERVERS = HostSettings(confine=True, launcher=BubblewrapLauncher())
 
 def mounts_of_sandboxes() -> list[str]:
     """Where this machine shows a place at which a sandbox, or what starts one, mounts something."""
-    places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    places = [
+        line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()
+    ]
     return [
         place
         for place in places
@@ -54,10 +56,14 @@ def mounts_of_sandboxes() -> list[str]:
 
 
 @pytest.mark.parametrize("way", ["killed", "forked", "with its host"])
-def test_no_process_and_no_mount_survives_its_owner(way: str, bubblewrap: BackendReport) -> None:
+def test_no_process_and_no_mount_survives_its_owner(
+    way: str, bubblewrap: BackendReport
+) -> None:
     before = mounts_of_sandboxes()
     marker = f"marker-{os.getpid()}-{os.urandom(4).hex()}"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, marker, way], stdout=subprocess.PIPE)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, marker, way], stdout=subprocess.PIPE
+    )
     assert owner.stdout is not None
     processes: list[int] = []
     try:
@@ -93,12 +99,16 @@ async def test_a_host_that_dies_is_a_retryable_failure(bubblewrap: BackendReport
     await asyncio.to_thread(server.close)
 
 
-async def test_a_sandbox_that_is_closed_leaves_no_process(bubblewrap: BackendReport) -> None:
+async def test_a_sandbox_that_is_closed_leaves_no_process(
+    bubblewrap: BackendReport,
+) -> None:
     server = ForkServer(SERVERS)
     assert isinstance(server._host, BubblewrapHost)
     idle = set(descendants(server._host.pid))
     sandbox = ForkedSandbox(lambda: server, Limits())
-    await sandbox.run("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
+    await sandbox.run(
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)"
+    )
     await sandbox.run("x = 1", persist="interpreter")
     assert len(descendants(server._host.pid)) == len(idle) + 3, (
         "a slot, an interpreter, its namespace's first process"
@@ -108,14 +118,19 @@ async def test_a_sandbox_that_is_closed_leaves_no_process(bubblewrap: BackendRep
     await asyncio.to_thread(server.close)
 
 
-async def test_hosts_hold_blocks_of_uids_that_are_not_the_same(bubblewrap: BackendReport) -> None:
+async def test_hosts_hold_blocks_of_uids_that_are_not_the_same(
+    bubblewrap: BackendReport,
+) -> None:
     if "user" not in bubblewrap.held:
         pytest.skip("a uid for each sandbox is missing here: not root")
     servers = [ForkServer(SERVERS) for _ in range(2)]
     sandboxes = [
-        ForkedSandbox(lambda server=server: server, Limits()) for server in (*servers, servers[0])
+        ForkedSandbox(lambda server=server: server, Limits())
+        for server in (*servers, servers[0])
     ]
-    seen = {(await sandbox.run("import os\nprint(os.getuid())")).stdout for sandbox in sandboxes}
+    seen = {
+        (await sandbox.run("import os\nprint(os.getuid())")).stdout for sandbox in sandboxes
+    }
     assert len(seen) == 3
     for sandbox in sandboxes:
         await sandbox.close()
@@ -141,16 +156,21 @@ async def test_each_run_has_pids_ipc_and_mounts_of_its_own_and_each_sandbox_user
         while not (pids := living(marker)) and not task.done():
             await asyncio.wait([task], timeout=0.02)
         kinds = ("user", "pid", "ipc", "mnt", "net", "uts", "cgroup")
-        for kind in kinds:  # held, so that no later one gets the number of one that has ended
+        for (
+            kind
+        ) in kinds:  # held, so that no later one gets the number of one that has ended
             held.append(os.open(f"/proc/{pids[0]}/ns/{kind}", os.O_RDONLY))
         found = {
-            kind: os.fstat(fd).st_ino for kind, fd in zip(kinds, held[-len(kinds) :], strict=True)
+            kind: os.fstat(fd).st_ino
+            for kind, fd in zip(kinds, held[-len(kinds) :], strict=True)
         }
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return found
 
-    first, second, other = [await namespaces(sandbox) for sandbox in (sandboxes[0], *sandboxes)]
+    first, second, other = [
+        await namespaces(sandbox) for sandbox in (sandboxes[0], *sandboxes)
+    ]
     own = {kind: os.stat(f"/proc/self/ns/{kind}").st_ino for kind in first}
     try:
         assert {kind for kind in first if first[kind] == own[kind]} == set()
@@ -160,7 +180,11 @@ async def test_each_run_has_pids_ipc_and_mounts_of_its_own_and_each_sandbox_user
             "uts",
             "cgroup",
         }
-        assert {kind for kind in first if first[kind] == other[kind]} == {"net", "uts", "cgroup"}
+        assert {kind for kind in first if first[kind] == other[kind]} == {
+            "net",
+            "uts",
+            "cgroup",
+        }
     finally:
         for fd in held:
             os.close(fd)

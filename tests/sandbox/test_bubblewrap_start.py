@@ -62,7 +62,9 @@ def test_a_machine_without_bubblewrap_is_told_to_install_it(
     )
 
 
-def test_a_bubblewrap_that_is_refused_says_what_it_said(stand_in: Callable[[str], None]) -> None:
+def test_a_bubblewrap_that_is_refused_says_what_it_said(
+    stand_in: Callable[[str], None],
+) -> None:
     stand_in("echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
     assert "bwrap: setting up uid map: Permission denied; " in refusal()
 
@@ -79,7 +81,9 @@ def test_a_bubblewrap_that_never_answers_ends_with_its_host(
 
 def test_a_bubblewrap_that_is_too_old_is_told_so(stand_in: Callable[[str], None]) -> None:
     stand_in("echo 'bwrap: Unknown option --perms' >&2; exit 1")
-    assert "Unknown option --perms; it is too old: version 0.6 or later is needed" in refusal()
+    assert (
+        "Unknown option --perms; it is too old: version 0.6 or later is needed" in refusal()
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,11 @@ def test_a_bubblewrap_that_is_too_old_is_told_so(stand_in: Callable[[str], None]
             "1",
             "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
         ),
-        ("unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
+        (
+            "unprivileged_userns_clone",
+            "0",
+            "sudo sysctl kernel.unprivileged_userns_clone=1",
+        ),
         ("max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
     ],
 )
@@ -121,7 +129,9 @@ def test_auto_goes_on_to_the_next_backend(
 
 def test_an_interpreter_that_each_run_would_hide_is_refused(tmp_path: Path) -> None:
     launcher = BubblewrapLauncher(folders=("/tmp",))
-    with pytest.raises(MachineError, match=r"/tmp is needed, and each run has a /tmp of its own"):
+    with pytest.raises(
+        MachineError, match=r"/tmp is needed, and each run has a /tmp of its own"
+    ):
         ForkServer(HostSettings(confine=True, launcher=launcher))
 
 
@@ -134,7 +144,8 @@ def processes_of(server: ForkServer) -> list[Path]:
         process = Path(f"/proc/{pending.pop()}")
         found.append(process)
         pending += [
-            int(pid) for pid in (process / f"task/{process.name}/children").read_text().split()
+            int(pid)
+            for pid in (process / f"task/{process.name}/children").read_text().split()
         ]
     return found
 
@@ -146,7 +157,9 @@ def test_no_process_of_the_host_has_a_variable_or_a_uid_of_its_owner(
     server = ForkServer(HostSettings(confine=True, launcher=BubblewrapLauncher()))
     try:
         processes = processes_of(server)
-        assert len(processes) >= 3, "bubblewrap outside, its first process inside, the supervisor"
+        assert len(processes) >= 3, (
+            "bubblewrap outside, its first process inside, the supervisor"
+        )
         for process in processes:
             if os.getuid() == 0:
                 uids = next(

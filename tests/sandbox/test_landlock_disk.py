@@ -37,7 +37,10 @@ async def test_files_that_are_held_open_without_a_name_count(spec: SandboxSpec) 
     )
     async with spec.build() as sandbox:
         result = await sandbox.run(code + HOLD, limits=SMALL)
-    assert (result.status, "the limit is 16777216 bytes" in result.detail) == ("killed", True)
+    assert (result.status, "the limit is 16777216 bytes" in result.detail) == (
+        "killed",
+        True,
+    )
 
 
 async def test_files_held_by_a_process_whose_first_thread_has_ended_count(
@@ -53,7 +56,10 @@ async def test_files_held_by_a_process_whose_first_thread_has_ended_count(
     )
     async with spec.build() as sandbox:
         result = await sandbox.run(code, limits=SMALL)
-    assert (result.status, "the limit is 16777216 bytes" in result.detail) == ("killed", True)
+    assert (result.status, "the limit is 16777216 bytes" in result.detail) == (
+        "killed",
+        True,
+    )
 
 
 async def test_files_in_a_folder_that_the_code_closed_count(spec: SandboxSpec) -> None:
@@ -63,7 +69,10 @@ async def test_files_in_a_folder_that_the_code_closed_count(spec: SandboxSpec) -
     )
     async with spec.build() as sandbox:
         result = await sandbox.run(code + HOLD, limits=SMALL)
-    assert (result.status, "the limit is 16777216 bytes" in result.detail) == ("killed", True)
+    assert (result.status, "the limit is 16777216 bytes" in result.detail) == (
+        "killed",
+        True,
+    )
 
 
 async def test_folders_nested_beyond_counting_end_the_run(spec: SandboxSpec) -> None:
@@ -82,14 +91,18 @@ async def test_a_closed_folder_stays_closed_for_the_code(spec: SandboxSpec) -> N
 
 
 async def test_below_the_reserve_a_run_that_wrote_much_is_ended(spec: SandboxSpec) -> None:
-    code = "for n in range(8):\n    with open(f'{n}', 'wb') as file: file.write(b'x' * 2**20)"
+    code = (
+        "for n in range(8):\n    with open(f'{n}', 'wb') as file: file.write(b'x' * 2**20)"
+    )
     async with spec.build() as sandbox:
         limits = Limits(file_bytes=2**20, disk_bytes=16 * 2**20, reserve_bytes=0)
         assert (await sandbox.run(code, limits=limits)).status == "ok"
         # what it wrote is there before anybody looks
         result = await sandbox.run(HOLD, limits=limits.replace(reserve_bytes=2**60))
     assert result.status == "killed"
-    assert f"Limits.reserve_bytes is {2**60}, and the code has its part in it" in result.detail
+    assert (
+        f"Limits.reserve_bytes is {2**60}, and the code has its part in it" in result.detail
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,20 +127,28 @@ async def test_below_the_reserve_a_run_that_hides_files_is_ended(
         # what it hides is there before anybody looks
         limits = limits.replace(reserve_bytes=2**60)
         result = await sandbox.run(HOLD, limits=limits, persist=kept)
-    assert (result.status, "the code has its part in it" in result.detail) == ("killed", True)
+    assert (result.status, "the code has its part in it" in result.detail) == (
+        "killed",
+        True,
+    )
 
 
-async def test_below_the_reserve_a_run_that_wrote_little_is_no_result(spec: SandboxSpec) -> None:
+async def test_below_the_reserve_a_run_that_wrote_little_is_no_result(
+    spec: SandboxSpec,
+) -> None:
     async with spec.build() as sandbox:
         with pytest.raises(
-            SandboxError, match=r"bytes are left .*reserve_bytes is \d+: free some, or lower it"
+            SandboxError,
+            match=r"bytes are left .*reserve_bytes is \d+: free some, or lower it",
         ):
             await sandbox.run("print(1)" + HOLD, limits=Limits(reserve_bytes=2**60))
 
 
 async def test_no_reserve_is_kept_where_none_is_asked_for(spec: SandboxSpec) -> None:
     async with spec.build() as sandbox:
-        result = await sandbox.run("import time\ntime.sleep(0.5)", limits=Limits(reserve_bytes=0))
+        result = await sandbox.run(
+            "import time\ntime.sleep(0.5)", limits=Limits(reserve_bytes=0)
+        )
     assert result.status == "ok"
 
 

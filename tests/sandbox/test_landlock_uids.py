@@ -28,7 +28,9 @@ async def who(sandbox: ForkedSandbox) -> tuple[int, int, bytes]:
     return int(uid), int(gid), groups.strip()
 
 
-async def test_sandboxes_of_one_host_have_neighbouring_uids_and_no_groups(own_uid: None) -> None:
+async def test_sandboxes_of_one_host_have_neighbouring_uids_and_no_groups(
+    own_uid: None,
+) -> None:
     server = ForkServer(HostSettings(confine=True))
     sandboxes = [ForkedSandbox(lambda: server, Limits()) for _ in range(3)]
     seen = [await who(sandbox) for sandbox in sandboxes]

@@ -51,7 +51,9 @@ class Running:
 
 
 def slots_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [
+        int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
 
 
 @contextmanager
@@ -98,7 +100,11 @@ def test_a_folder_whose_owner_and_host_are_dead_is_removed_and_logged(
         run.owner.wait()
         assert run.base.exists()
         hosts.remove_orphans_and_say()
-    said = [r.getMessage() for r in caplog.records if vars(r)["event"] == "sandbox_orphan_removed"]
+    said = [
+        r.getMessage()
+        for r in caplog.records
+        if vars(r)["event"] == "sandbox_orphan_removed"
+    ]
     assert any(f"folder {run.base} of owner {run.owner.pid}-" in line for line in said)
     assert not run.base.exists()
 
@@ -133,7 +139,9 @@ time.sleep(600)
 
 def test_the_process_of_a_run_ends_with_its_slot(landlock: BackendReport) -> None:
     marker = f"marker-{os.urandom(6).hex()}"
-    with running(f"import os\nos.execv('/bin/sh', ['sh', '-c', 'sleep 600; : {marker}'])") as run:
+    with running(
+        f"import os\nos.execv('/bin/sh', ['sh', '-c', 'sleep 600; : {marker}'])"
+    ) as run:
         # the owner's command line names it as well
         until(lambda: len(living(marker)) == 2)
         end_together(run)
@@ -144,7 +152,9 @@ def test_what_the_code_started_is_found_when_owner_and_host_were_killed_together
     landlock: BackendReport,
 ) -> None:
     marker = f"marker-{os.urandom(6).hex()}"
-    with running(HIDES.replace("MARKER", marker).replace("OWNER", str(Owner.current()))) as run:
+    with running(
+        HIDES.replace("MARKER", marker).replace("OWNER", str(Owner.current()))
+    ) as run:
         until(lambda: len(living(marker)) == 2)
         end_together(run)
         (hidden,) = living(marker)
@@ -162,7 +172,9 @@ def test_what_the_code_started_ends_with_its_sandbox_where_only_the_host_was_kil
 
     async def go() -> None:
         sandbox = ForkedSandbox(lambda: server, Limits())
-        task = asyncio.create_task(sandbox.run(HIDES.replace("MARKER", marker), timeout_s=600))
+        task = asyncio.create_task(
+            sandbox.run(HIDES.replace("MARKER", marker), timeout_s=600)
+        )
         while not living(marker):
             await asyncio.sleep(0.02)
         for pid in (*slots_of(server.facts["pid"]), server.facts["pid"]):
@@ -194,9 +206,13 @@ def test_a_living_run_is_left_alone(landlock: BackendReport) -> None:
     assert not any(str(run.base) in line for line in removed)
 
 
-def test_what_names_no_owner_or_one_that_cannot_be_known_is_left_alone(tmp_path: Path) -> None:
+def test_what_names_no_owner_or_one_that_cannot_be_known_is_left_alone(
+    tmp_path: Path,
+) -> None:
     elsewhere = replace(Owner.current(), pid=2**22 + 1, namespace=1)
-    folders = [Path(f"/tmp/{FOLDER_PREFIX}{name}-x") for name in (f"mine{os.getpid()}", elsewhere)]
+    folders = [
+        Path(f"/tmp/{FOLDER_PREFIX}{name}-x") for name in (f"mine{os.getpid()}", elsewhere)
+    ]
     try:
         for folder in folders:
             folder.mkdir()
@@ -209,7 +225,9 @@ def test_what_names_no_owner_or_one_that_cannot_be_known_is_left_alone(tmp_path:
 
 def test_a_link_that_bears_a_dead_owners_name_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("x")
-    link = Path(f"/tmp/{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}")
+    link = Path(
+        f"/tmp/{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}"
+    )
     link.symlink_to(tmp_path)
     try:
         remove_orphans()
@@ -224,7 +242,9 @@ def test_a_first_host_reaps_what_others_left(landlock: BackendReport) -> None:
     left.mkdir()
     code = "import asyncio\nfrom agentrl.sandbox import SandboxSpec\n"
     code += "async def go():\n    async with SandboxSpec('unsafe').build() as s: await s.run('pass')\nasyncio.run(go())"  # noqa: E501
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert not left.exists()
     assert f"removed what a dead process left: folder {left}" in done.stderr

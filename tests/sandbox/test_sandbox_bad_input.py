@@ -18,7 +18,11 @@ from agentrl.sandbox import DockerSettings, FileRefusedError, Limits, SandboxSpe
     [
         ("", "ok", b""),
         (b"", "ok", b""),
-        (b"print('\xff')", "error", b"the code is not valid UTF-8: invalid start byte at byte 7"),
+        (
+            b"print('\xff')",
+            "error",
+            b"the code is not valid UTF-8: invalid start byte at byte 7",
+        ),
         ("print('\ud800')", "error", b"not valid UTF-8"),
         ("a\0b", "error", b"null bytes"),
         ("x = 1\n" + "#" * 5_000_000 + "\nprint(x)", "ok", b""),
@@ -35,8 +39,12 @@ async def test_code_of_any_content_is_a_result(
         assert (await sandbox.run("print(1)")).stdout == b"1\n"
 
 
-@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, math.inf, -math.inf, math.nan, 1e9, "5", True])
-async def test_a_timeout_that_is_no_deadline_is_refused(spec: SandboxSpec, timeout_s: Any) -> None:
+@pytest.mark.parametrize(
+    "timeout_s", [-1.0, 0.0, math.inf, -math.inf, math.nan, 1e9, "5", True]
+)
+async def test_a_timeout_that_is_no_deadline_is_refused(
+    spec: SandboxSpec, timeout_s: Any
+) -> None:
     async with spec.build() as sandbox:
         with pytest.raises(ConfigError, match=r"Limits\.wall_s must be .*, got "):
             await sandbox.run("pass", timeout_s=timeout_s)
@@ -138,6 +146,9 @@ def test_limits_that_contradict_name_themselves(limits: dict[str, int], words: s
 
 def test_a_backend_that_this_machine_cannot_give_is_refused_with_the_reason() -> None:
     with pytest.raises(
-        MachineError, match=r"docker cannot be used: no container engine answers at unix:///nowhere"
+        MachineError,
+        match=r"docker cannot be used: no container engine answers at unix:///nowhere",
     ):
-        SandboxSpec("docker", docker=DockerSettings(host="unix:///nowhere/docker.sock")).check()
+        SandboxSpec(
+            "docker", docker=DockerSettings(host="unix:///nowhere/docker.sock")
+        ).check()

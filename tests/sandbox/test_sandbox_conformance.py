@@ -38,7 +38,9 @@ async def test_landlock_passes_every_check_of_what_it_claims(
 
 @pytest.mark.parametrize("check", wide_but(SEMANTICS[::6], SEMANTICS), ids=name)
 async def test_unsafe_has_the_same_semantics(check: Check) -> None:
-    (result,) = await check_sandbox(SandboxSpec("unsafe").build, guarantees=(), only=[check.name])
+    (result,) = await check_sandbox(
+        SandboxSpec("unsafe").build, guarantees=(), only=[check.name]
+    )
     assert result.passed, result.detail
 
 
@@ -73,7 +75,9 @@ async def test_what_an_older_kernel_lacks_is_closed_by_other_means(
 
     # ways to blame the sandbox for what the code did meet no Landlock: the oldest kernel shows them
     left_out = set() if abi == 1 else {check.name for check in EXCUSES}
-    attacks = [check.name for check in CHECKS if check.guarantee and check.name not in left_out]
+    attacks = [
+        check.name for check in CHECKS if check.guarantee and check.name not in left_out
+    ]
     results = await check_sandbox(build, guarantees=landlock.held, only=attacks)
     assert [result for result in results if not result.passed] == []
 
@@ -118,6 +122,10 @@ def test_every_check_has_a_name_of_its_own() -> None:
     ],
 )
 def test_lines_are_cut_by_number_and_bytes(
-    data: bytes, first: int, last: int | None, max_bytes: int, found: tuple[bytes, int, bool]
+    data: bytes,
+    first: int,
+    last: int | None,
+    max_bytes: int,
+    found: tuple[bytes, int, bool],
 ) -> None:
     assert cut_lines(data, first, last, max_bytes) == found

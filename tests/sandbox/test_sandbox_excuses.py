@@ -67,20 +67,26 @@ async def test_whatever_the_code_does_to_its_interpreter_is_a_result(
         "gives its files names beyond measure",
     ],
 )
-async def test_what_was_a_failure_of_the_sandbox_is_a_result(sandbox: Sandbox, name: str) -> None:
+async def test_what_was_a_failure_of_the_sandbox_is_a_result(
+    sandbox: Sandbox, name: str
+) -> None:
     for _ in range(RUNS):
         assert (await sandbox.run(PRELUDE + PROGRAMS[name], timeout_s=5)).status in RESULTS
         assert len(await sandbox.list_files()) <= 1000
 
 
-async def test_a_forged_exit_code_ends_the_run_and_the_next_is_its_own(sandbox: Sandbox) -> None:
+async def test_a_forged_exit_code_ends_the_run_and_the_next_is_its_own(
+    sandbox: Sandbox,
+) -> None:
     result = await sandbox.run(PRELUDE + "each(forge)\nwhile True: pass", timeout_s=30)
     assert (result.status, result.interpreter_ended) == ("killed", True)
     assert result.detail.startswith("the code wrote to the socket of its interpreter")
     assert (await sandbox.run("print(3)")).stdout == b"3\n"
 
 
-async def test_a_run_that_closes_every_descriptor_keeps_its_own_exit_code(sandbox: Sandbox) -> None:
+async def test_a_run_that_closes_every_descriptor_keeps_its_own_exit_code(
+    sandbox: Sandbox,
+) -> None:
     result = await sandbox.run("import os\nos.closerange(3, 256)\nprint(1)")
     assert (result.status, result.exit_code, result.stdout, result.interpreter_ended) == (
         "ok",
@@ -105,7 +111,9 @@ threading.Thread(target=burn, daemon=True).start()
 """
 
 
-async def test_an_interpreter_that_was_awake_between_two_runs_is_ended(sandbox: Sandbox) -> None:
+async def test_an_interpreter_that_was_awake_between_two_runs_is_ended(
+    sandbox: Sandbox,
+) -> None:
     await sandbox.run(PRELUDE + WAKES_ITSELF)
     async with asyncio.timeout(DEADLINE_S):
         while "awake" not in await sandbox.list_files():

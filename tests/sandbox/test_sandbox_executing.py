@@ -56,7 +56,8 @@ async def test_a_run_behind_another_of_its_own_sandbox_keeps_no_place_from_other
     async with two.build() as busy, two.build() as other:
         await busy.run("pass")
         hanging = [
-            asyncio.create_task(busy.run("while True: pass", timeout_s=600)) for _ in range(2)
+            asyncio.create_task(busy.run("while True: pass", timeout_s=600))
+            for _ in range(2)
         ]
         await asyncio.wait(hanging, timeout=0.1)
         async with asyncio.timeout(DEADLINE_S):
@@ -99,7 +100,8 @@ async def test_the_bound_holds_over_event_loops() -> None:
     seen: list[ExecResult] = []
     code = "import time; print(time.monotonic()); time.sleep(0.2); print(time.monotonic())"
     threads = [
-        threading.Thread(target=lambda: seen.append(asyncio.run(run(code)))) for _ in range(3)
+        threading.Thread(target=lambda: seen.append(asyncio.run(run(code))))
+        for _ in range(3)
     ]
     for thread in threads:
         thread.start()
@@ -144,5 +146,7 @@ async def test_a_permit_that_comes_while_its_waiter_is_cancelled_goes_on() -> No
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
 def test_a_bound_below_one_is_a_config_error(count: int) -> None:
     rule = "must be (an integer|at least 1)"
-    with pytest.raises(ConfigError, match=rf"SandboxSpec\.max_executing {rule}, got {count}"):
+    with pytest.raises(
+        ConfigError, match=rf"SandboxSpec\.max_executing {rule}, got {count}"
+    ):
         SandboxSpec(max_executing=count)

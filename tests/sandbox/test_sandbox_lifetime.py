@@ -42,7 +42,9 @@ asyncio.run(main(*sys.argv[1:]))
 @pytest.mark.invariant
 @pytest.mark.parametrize("way", ["killed", "forked", "leaves"])
 @pytest.mark.parametrize("backend", ["landlock", "unsafe"])
-def test_nothing_survives_its_owner(backend: str, way: str, landlock: BackendReport) -> None:
+def test_nothing_survives_its_owner(
+    backend: str, way: str, landlock: BackendReport
+) -> None:
     marker = f"marker-{os.getpid()}-{os.urandom(4).hex()}"
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, backend, way, marker],
@@ -121,7 +123,9 @@ async def test_a_host_that_dies_is_a_retryable_failure_and_the_next_sandbox_gets
     for started in servers:
         await asyncio.to_thread(started.close)
     assert [
-        started.facts["base"] for started in servers if os.path.exists(started.facts["base"])
+        started.facts["base"]
+        for started in servers
+        if os.path.exists(started.facts["base"])
     ] == []
 
 
@@ -158,7 +162,8 @@ async def test_a_run_that_is_given_up_before_its_turn_does_not_take_its_time(
     async with spec.build() as sandbox:
         await sandbox.run("pass")
         first, second = (
-            asyncio.create_task(sandbox.run("while True: pass", timeout_s=600)) for _ in range(2)
+            asyncio.create_task(sandbox.run("while True: pass", timeout_s=600))
+            for _ in range(2)
         )
         await asyncio.wait([first, second], timeout=0.2)
         second.cancel()
@@ -168,7 +173,9 @@ async def test_a_run_that_is_given_up_before_its_turn_does_not_take_its_time(
             assert (await sandbox.run("print(1)")).stdout == b"1\n"
 
 
-async def test_one_sandbox_serves_several_threads_and_event_loops(spec: SandboxSpec) -> None:
+async def test_one_sandbox_serves_several_threads_and_event_loops(
+    spec: SandboxSpec,
+) -> None:
     sandbox = spec.build()
     seen: list[bytes] = []
 
@@ -176,7 +183,8 @@ async def test_one_sandbox_serves_several_threads_and_event_loops(spec: SandboxS
         seen.append(asyncio.run(sandbox.run(f"print({number})")).stdout)
 
     threads = [
-        threading.Thread(target=run_in_a_loop_of_its_own, args=(number,)) for number in range(4)
+        threading.Thread(target=run_in_a_loop_of_its_own, args=(number,))
+        for number in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -191,7 +199,9 @@ def own_threads() -> int:
     return sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())
 
 
-async def test_runs_leave_no_descriptor_and_no_thread_in_the_owner(spec: SandboxSpec) -> None:
+async def test_runs_leave_no_descriptor_and_no_thread_in_the_owner(
+    spec: SandboxSpec,
+) -> None:
     async def episode() -> None:
         async with spec.build() as sandbox:
             await asyncio.gather(*(sandbox.run("print(1)") for _ in range(4)))

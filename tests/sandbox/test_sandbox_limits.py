@@ -46,7 +46,10 @@ async def test_files_that_fill_the_disk_end_the_run(spec: SandboxSpec) -> None:
     code = "import itertools\nfor n in itertools.count():\n    with open(str(n % 64), 'wb') as f: f.write(b'x' * 2**20)"  # noqa: E501
     async with spec.build() as sandbox:
         result = await sandbox.run(code, limits=limits)
-    assert (result.status, "the limit is 4194304 bytes" in result.detail) == ("killed", True)
+    assert (result.status, "the limit is 4194304 bytes" in result.detail) == (
+        "killed",
+        True,
+    )
 
 
 async def test_files_that_use_up_the_inodes_end_the_run(spec: SandboxSpec) -> None:

@@ -38,7 +38,9 @@ def node() -> cgroups.Node:
 
 def cgroups_of_this_process(node: cgroups.Node) -> list[str]:
     return [
-        name for name in os.listdir(node.path) if name.startswith(f"agentrl-sandbox-{os.getpid()}-")
+        name
+        for name in os.listdir(node.path)
+        if name.startswith(f"agentrl-sandbox-{os.getpid()}-")
     ]
 
 
@@ -110,7 +112,9 @@ async def test_what_the_limits_allow_is_there_beside_files_and_a_resting_interpr
         wall_s=30, memory_bytes=96 * 2**20, disk_bytes=64 * 2**20, file_bytes=60 * 2**20
     )
     async with SandboxSpec(backend, require="none", limits=limits).build() as sandbox:
-        assert (await sandbox.run("open('big', 'wb').write(bytes(56 * 2**20))")).status == "ok"
+        assert (
+            await sandbox.run("open('big', 'wb').write(bytes(56 * 2**20))")
+        ).status == "ok"
         assert (await sandbox.run(RESTING, persist="interpreter")).status == "ok"
         result = await sandbox.run("held = bytearray(88 * 2**20)\nprint('held')")
         assert result.stdout == b"held\n", result
@@ -197,12 +201,16 @@ def test_version_1_takes_its_own_also_where_a_part_of_the_hierarchy_is_mounted(
         "31 23 0:27 /box /mnt/memory rw - cgroup cgroup rw,memory",
     ]
     (tmp_path / "mountinfo").write_text("\n".join(lines))
-    assert list(cgroups.candidate_nodes(str(tmp_path))) == [cgroups.Node("/mnt/memory/inner", 1)]
+    assert list(cgroups.candidate_nodes(str(tmp_path))) == [
+        cgroups.Node("/mnt/memory/inner", 1)
+    ]
 
 
 def test_the_cgroup_of_a_dead_owner_is_removed(node: cgroups.Node) -> None:
     make = "import os\nfrom agentrl.sandbox.forkserver.cgroups import *\nCgroup(find_node())\nprint(os.getpid())"  # noqa: E501
-    done = subprocess.run([sys.executable, "-c", make], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", make], capture_output=True, text=True, check=True
+    )
     left = f"agentrl-sandbox-{done.stdout.strip()}-"
     assert [name for name in os.listdir(node.path) if name.startswith(left)]
     assert [line for line in remove_orphans() if left in line and line.startswith("cgroup")]

@@ -52,7 +52,9 @@ async def test_listed_hosts_answer_and_others_do_not(
     assert result.stdout == b"200 hello\n403\n403\n403\n", result
 
 
-async def test_programs_find_it_too(open_spec: SandboxSpec, servers: tuple[int, int]) -> None:
+async def test_programs_find_it_too(
+    open_spec: SandboxSpec, servers: tuple[int, int]
+) -> None:
     argv = ["python3", "-c", FETCH, f"http://127.0.0.1:{servers[0]}/"]
     async with open_spec.build() as sandbox:
         assert (await sandbox.run(argv=argv, timeout_s=60)).stdout == b"200 hello\n"
@@ -62,8 +64,12 @@ async def test_every_guarantee_holds_with_it(open_spec: SandboxSpec) -> None:
     assert open_spec.check().held == set(GUARANTEES)
 
 
-@pytest.mark.parametrize("name", [check.name for check in CHECKS if check.guarantee == "network"])
-async def test_every_attack_on_the_network_fails_with_it(open_spec: SandboxSpec, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [check.name for check in CHECKS if check.guarantee == "network"]
+)
+async def test_every_attack_on_the_network_fails_with_it(
+    open_spec: SandboxSpec, name: str
+) -> None:
     (result,) = await check_sandbox(open_spec.build, guarantees={"network"}, only=[name])
     assert result.passed, result.detail
 
@@ -101,6 +107,6 @@ def test_auto_looks_only_where_it_can_be_had() -> None:
 
 def test_the_configuration_says_none_or_hosts() -> None:
     assert SandboxSpec.model_validate({"network": "none"}).network.allow == ()
-    assert SandboxSpec.model_validate({"network": {"allow": ["pypi.org"]}}).network.allow == (
-        "pypi.org",
-    )
+    assert SandboxSpec.model_validate(
+        {"network": {"allow": ["pypi.org"]}}
+    ).network.allow == ("pypi.org",)

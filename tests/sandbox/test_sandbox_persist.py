@@ -53,7 +53,9 @@ async def test_an_exception_and_an_exit_leave_the_variables(sandbox: Sandbox) ->
     assert (await sandbox.run("print(x)")).stdout == b"3\n"
 
 
-async def test_a_traceback_shows_the_lines_of_the_run_they_come_from(sandbox: Sandbox) -> None:
+async def test_a_traceback_shows_the_lines_of_the_run_they_come_from(
+    sandbox: Sandbox,
+) -> None:
     await sandbox.run("def fails():\n    raise ValueError('here')")
     result = await sandbox.run("# another first line\nfails()")
     assert b"raise ValueError('here')" in result.stderr
@@ -119,9 +121,13 @@ async def test_nothing_runs_between_runs(sandbox: Sandbox) -> None:
     assert int(result.stdout) < 50  # of 100 that it would have made
 
 
-async def test_processes_of_a_run_end_with_it_and_the_variables_stay(sandbox: Sandbox) -> None:
+async def test_processes_of_a_run_end_with_it_and_the_variables_stay(
+    sandbox: Sandbox,
+) -> None:
     code = "import os, time\nx = 5\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while True: "  # noqa: E501
-    code += "open('beat', 'a').write('.'); time.sleep(0.01)\n    os._exit(0)\ntime.sleep(0.3)"
+    code += (
+        "open('beat', 'a').write('.'); time.sleep(0.01)\n    os._exit(0)\ntime.sleep(0.3)"
+    )
     await sandbox.run(code)
     before = (await sandbox.list_files())["beat"]
     await asyncio.sleep(0.3)
@@ -132,7 +138,9 @@ async def test_processes_of_a_run_end_with_it_and_the_variables_stay(sandbox: Sa
 async def test_a_program_beside_it_leaves_the_variables(sandbox: Sandbox) -> None:
     await sandbox.run("x = 1")
     assert (await sandbox.run(argv=["sh", "-c", "echo here"])).stdout == b"here\n"
-    assert (await sandbox.run("print('x' in globals())", persist="files")).stdout == b"False\n"
+    assert (
+        await sandbox.run("print('x' in globals())", persist="files")
+    ).stdout == b"False\n"
     assert (await sandbox.run("print(x)")).stdout == b"1\n"
 
 
@@ -155,14 +163,18 @@ async def test_variables_reach_no_other_sandbox_and_no_reset(
     assert (await sandbox.run("print('x' in globals())")).stdout == b"False\n"
 
 
-async def test_a_run_may_ask_for_it_where_the_sandbox_does_not(landlock: BackendReport) -> None:
+async def test_a_run_may_ask_for_it_where_the_sandbox_does_not(
+    landlock: BackendReport,
+) -> None:
     async with SandboxSpec("landlock").build() as sandbox:
         await sandbox.run("x = 1", persist="interpreter")
         assert (await sandbox.run("print('x' in globals())")).stdout == b"False\n"
         assert (await sandbox.run("print(x)", persist="interpreter")).stdout == b"1\n"
 
 
-async def test_a_limit_that_only_the_start_can_set_is_refused_for_one_run(sandbox: Sandbox) -> None:
+async def test_a_limit_that_only_the_start_can_set_is_refused_for_one_run(
+    sandbox: Sandbox,
+) -> None:
     with pytest.raises(
         ConfigError, match=r"memory_bytes=67108864 .* set Limits\.memory_bytes, or .*files"
     ):
@@ -180,6 +192,7 @@ async def test_a_hundred_runs_cost_no_hundred_starts(sandbox: Sandbox) -> None:
 
 def test_another_word_than_files_or_interpreter_is_a_config_error() -> None:
     with pytest.raises(
-        ConfigError, match=r"SandboxSpec\.persist must be 'files' or 'interpreter', got 'all'"
+        ConfigError,
+        match=r"SandboxSpec\.persist must be 'files' or 'interpreter', got 'all'",
     ):
         SandboxSpec(persist="all")  # type: ignore[arg-type]

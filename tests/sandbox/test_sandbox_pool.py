@@ -71,7 +71,9 @@ async def test_closing_ends_what_is_lent(spec: SandboxSpec) -> None:
 
 
 def test_a_pool_of_none_is_a_config_error(spec: SandboxSpec) -> None:
-    with pytest.raises(ConfigError, match=r"SandboxSpec\.max_running must be at least 1, got 0"):
+    with pytest.raises(
+        ConfigError, match=r"SandboxSpec\.max_running must be at least 1, got 0"
+    ):
         SandboxPool(spec, max_running=0)
 
 
@@ -153,7 +155,9 @@ async def test_a_sandbox_that_is_kept_too_long_is_ended_and_its_place_goes_on(
     await pool.release(forgotten)
 
 
-async def test_a_sandbox_that_is_given_back_in_time_is_not_overdue(spec: SandboxSpec) -> None:
+async def test_a_sandbox_that_is_given_back_in_time_is_not_overdue(
+    spec: SandboxSpec,
+) -> None:
     pool = SandboxPool(spec.replace(max_lifetime_s=600.0), max_running=1)
     started = time.monotonic()
     async with pool.session() as sandbox:
@@ -162,7 +166,9 @@ async def test_a_sandbox_that_is_given_back_in_time_is_not_overdue(spec: Sandbox
     assert time.monotonic() - started < 600
 
 
-async def test_a_worn_host_is_replaced_and_its_sandboxes_live_on(landlock: BackendReport) -> None:
+async def test_a_worn_host_is_replaced_and_its_sandboxes_live_on(
+    landlock: BackendReport,
+) -> None:
     spec = SandboxSpec("landlock", recycle_after=3)
     async with spec.build() as old:
         await old.start()

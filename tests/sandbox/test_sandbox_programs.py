@@ -27,13 +27,17 @@ async def ran(backend: str, code: str, **settings: Any) -> ExecResult:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_huge_pages_are_off_and_stay_off(backend: str, landlock: BackendReport) -> None:
+async def test_huge_pages_are_off_and_stay_off(
+    backend: str, landlock: BackendReport
+) -> None:
     code = "import ctypes\nc = ctypes.CDLL(None)\nprint(c.prctl(42, 0, 0, 0, 0), c.prctl(41, 0, 0, 0, 0))"  # noqa: E501
     assert (await ran(backend, code)).stdout == b"1 -1\n"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_code_uses_threads_processes_and_pipes(backend: str, landlock: BackendReport) -> None:
+async def test_code_uses_threads_processes_and_pipes(
+    backend: str, landlock: BackendReport
+) -> None:
     code = """
 import asyncio, os, select, socket, subprocess, threading
 from concurrent.futures import ThreadPoolExecutor
@@ -145,7 +149,9 @@ async def test_a_program_with_a_c_library_of_its_own_runs(
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is missing: apt-get install -y gcc libc6-dev musl-tools")
     if backend == "landlock" and "user" not in landlock.held:
-        pytest.skip("landlock refuses modes where the uid is the user's own: docs/sandbox.md")
+        pytest.skip(
+            "landlock refuses modes where the uid is the user's own: docs/sandbox.md"
+        )
     (tmp_path / "program.c").write_text(C_PROGRAM)
     built = tmp_path / "program"
     subprocess.run(
@@ -271,7 +277,9 @@ def test_code_changes_no_file_that_its_uid_owns_outside(
         shutil.rmtree(folder)
 
 
-async def test_landlock_shows_of_files_outside_what_the_page_says(landlock: BackendReport) -> None:
+async def test_landlock_shows_of_files_outside_what_the_page_says(
+    landlock: BackendReport,
+) -> None:
     code = """
 import os
 found = os.stat(FOLDER + "/file")

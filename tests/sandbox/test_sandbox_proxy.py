@@ -61,7 +61,9 @@ def proxied(
         proxy.close()
 
 
-def ask(place: str, url: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+def ask(
+    place: str, url: str, body: bytes | None = None, **headers: str
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(place, timeout=DEADLINE_S)
     try:
         connection.request("GET" if body is None else "POST", url, body, headers)
@@ -157,9 +159,9 @@ def test_a_host_that_is_not_listed_is_refused_with_the_reason(server: int) -> No
 def test_names_without_end_are_counted_together() -> None:
     with proxied("*.a", max_places=10) as (proxy, place):
         for index in range(30):
-            assert send(place, f"CONNECT host-{index}:443 HTTP/1.1\r\n\r\n".encode()).startswith(
-                b"HTTP/1.1 403"
-            )
+            assert send(
+                place, f"CONNECT host-{index}:443 HTTP/1.1\r\n\r\n".encode()
+            ).startswith(b"HTTP/1.1 403")
         assert (len(proxy.counts), proxy.counts.total()) == (11, 30)
         assert proxy.counts["other hosts", "refused"] == 20
 
@@ -193,7 +195,9 @@ class FullListener(socket.socket):
         return super().accept()
 
 
-def test_a_proxy_that_cannot_accept_pauses_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_proxy_that_cannot_accept_pauses_and_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     listener = FullListener()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -208,12 +212,16 @@ def test_a_proxy_that_cannot_accept_pauses_and_goes_on(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize(
-    "name", [b"a" * 60_000, b"a\nb", b"\x1b[2Ja", b"a b.a", b"[2a00::1%" + b"a" * 60_000 + b"]"]
+    "name",
+    [b"a" * 60_000, b"a\nb", b"\x1b[2Ja", b"a b.a", b"[2a00::1%" + b"a" * 60_000 + b"]"],
 )
 def test_what_is_no_name_is_neither_logged_nor_counted(
     name: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("DEBUG", "agentrl.sandbox.proxy"), proxied("*.a") as (proxy, place):
+    with (
+        caplog.at_level("DEBUG", "agentrl.sandbox.proxy"),
+        proxied("*.a") as (proxy, place),
+    ):
         answer = send(place, b"CONNECT " + name + b":443 HTTP/1.1\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 400")
         assert len(answer) < 1000  # nothing of any length comes back
@@ -248,7 +256,9 @@ def test_a_tunnel_carries_bytes_both_ways() -> None:
         thread = threading.Thread(target=echo)
         thread.start()
         with proxied(f"127.0.0.1:{port}") as (_, place):
-            said = send(place, f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode() + b"\x00abc")
+            said = send(
+                place, f"CONNECT 127.0.0.1:{port} HTTP/1.1\r\n\r\n".encode() + b"\x00abc"
+            )
         thread.join()
     assert said == b"HTTP/1.1 200 Connection Established\r\n\r\ncba\x00"
 
@@ -279,7 +289,10 @@ def test_the_host_that_the_server_sees_is_the_one_that_was_judged(server: int) -
         (b"CONNECT a HTTP/1.1\r\n\r\n", "400"),
         (b"CONNECT :443 HTTP/1.1\r\n\r\n", "400"),
         (b"GET http://a/ HTTP/1.1\r\nA : b\r\n\r\n", "400"),
-        (b"GET http://a/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "400"),
+        (
+            b"GET http://a/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "400",
+        ),
         (b"GET http://a/ HTTP/1.1\r\nContent-Length: -1\r\n\r\n", "400"),
         (b"GET http://a/ HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", "413"),
         (b"CONNECT a\nb:443 HTTP/1.1\r\n\r\n", "400"),
@@ -315,7 +328,9 @@ def test_headers_for_the_proxy_stay_with_it() -> None:
 
 
 def proxy_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "agentrl-sandbox-proxy"}
+    return {
+        thread for thread in threading.enumerate() if thread.name == "agentrl-sandbox-proxy"
+    }
 
 
 def test_closing_ends_what_is_open() -> None:
@@ -327,7 +342,9 @@ def test_closing_ends_what_is_open() -> None:
             proxy.close()
             proxy.close()
             sock.settimeout(30)
-            with contextlib.suppress(ConnectionResetError):  # it was closed before it was accepted
+            with contextlib.suppress(
+                ConnectionResetError
+            ):  # it was closed before it was accepted
                 assert sock.recv(1) == b""
     assert proxy_threads() <= before
 

@@ -20,7 +20,9 @@ def test_a_spec_travels_by_pickle() -> None:
 
 
 @pytest.mark.parametrize("backend", ["Docker", "bwrap", "Landlock", ""])
-def test_a_backend_that_does_not_exist_is_a_config_error_that_says_which_do(backend: str) -> None:
+def test_a_backend_that_does_not_exist_is_a_config_error_that_says_which_do(
+    backend: str,
+) -> None:
     with pytest.raises(
         ConfigError, match=r"use one of auto, .*landlock, .*unsafe, or module:function"
     ):
@@ -107,7 +109,9 @@ def test_a_number_out_of_its_range_names_itself(setting: str, value: Any) -> Non
         SandboxSpec(**{setting: value})
 
 
-def test_auto_takes_one_that_isolates_and_says_what_it_guarantees(landlock: BackendReport) -> None:
+def test_auto_takes_one_that_isolates_and_says_what_it_guarantees(
+    landlock: BackendReport,
+) -> None:
     report = SandboxSpec().check()
     assert LEVELS["isolated"] | landlock.held <= report.held
     assert str(report).startswith(
@@ -130,7 +134,9 @@ def test_what_a_backend_does_not_give_is_refused_in_one_line_with_the_mend(
     assert refusal.value.exit_code == 4
 
 
-def test_off_linux_the_mend_is_a_container_or_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_linux_the_mend_is_a_container_or_unsafe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(backends, "_reports", {})
     monkeypatch.setattr(spec_module, "_chosen", {})
@@ -145,7 +151,9 @@ def test_on_linux_the_mend_is_what_each_backend_lacks_and_never_unsafe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     without_landlock = {
-        name: row for name, row in backends.BACKENDS.items() if name in ("bubblewrap", "docker")
+        name: row
+        for name, row in backends.BACKENDS.items()
+        if name in ("bubblewrap", "docker")
     }
     for module in (backends, spec_module):
         monkeypatch.setattr(module, "BACKENDS", without_landlock)
@@ -214,7 +222,9 @@ async def test_the_code_does_not_find_the_modules_of_the_host(spec: SandboxSpec)
     assert result.stdout == b"[]\n"
 
 
-def test_a_module_that_cannot_be_preloaded_is_a_config_error(landlock: BackendReport) -> None:
+def test_a_module_that_cannot_be_preloaded_is_a_config_error(
+    landlock: BackendReport,
+) -> None:
     with pytest.raises(ConfigError, match=r"SandboxSpec\.preload_modules: no_such_module"):
         SandboxSpec(preload_modules=("no_such_module",)).check()
 
@@ -224,7 +234,9 @@ async def test_installed_packages_are_importable_where_allowed(
     allowed: bool, status: str, landlock: BackendReport
 ) -> None:
     async with SandboxSpec(site_packages=allowed).build() as sandbox:
-        result = await sandbox.run("import numpy\nprint(numpy.arange(3).sum())", timeout_s=60)
+        result = await sandbox.run(
+            "import numpy\nprint(numpy.arange(3).sum())", timeout_s=60
+        )
     assert result.status == status, result
 
 
@@ -246,7 +258,9 @@ def test_a_resolved_spec_names_the_backend_that_was_chosen(landlock: BackendRepo
     assert resolved.resolved() == resolved
 
 
-def test_a_probed_backend_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_probed_backend_leaves_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.INFO, "agentrl.sandbox"):
         backends.report_on("unsafe", object(), proxied=False)
     (record,) = caplog.records

@@ -37,11 +37,15 @@ def own_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def test_of_the_hosts_without_a_sandbox_those_longest_unused_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held, first, second = (shared_server(of_image(name)) for name in ("json", "csv", "heapq"))
+    held, first, second = (
+        shared_server(of_image(name)) for name in ("json", "csv", "heapq")
+    )
     monkeypatch.setattr(hosts, "_MOST_IDLE", 1)
     async with ForkedSandbox(lambda: held, Limits()) as sandbox:
         await sandbox.start()
-        assert shared_server(of_image("csv")) is first  # now the second is the longest unused
+        assert (
+            shared_server(of_image("csv")) is first
+        )  # now the second is the longest unused
         third = shared_server(of_image("bisect"))
         assert list(hosts._servers.values()) == [held, first, third]
         until(lambda: not is_alive(second.facts["pid"]))
@@ -95,5 +99,7 @@ def test_images_share_the_bound_on_runs(monkeypatch: pytest.MonkeyPatch) -> None
     assert one != other
     assert bound == others
 
-    executing = [shared_server(of_image(name), of_image("")).executing for name in ("json", "csv")]
+    executing = [
+        shared_server(of_image(name), of_image("")).executing for name in ("json", "csv")
+    ]
     assert executing[0] is executing[1]

@@ -70,7 +70,10 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[bytes]:
 def test_no_number_stands_for_two_calls() -> None:
     for column in (0, 1):
         numbers = [
-            row[column] for table in TABLES for row in table.values() if row[column] is not None
+            row[column]
+            for table in TABLES
+            for row in table.values()
+            if row[column] is not None
         ]
         assert len(numbers) == len(set(numbers))
 
@@ -78,9 +81,8 @@ def test_no_number_stands_for_two_calls() -> None:
 def test_the_numbers_are_those_of_the_kernels_headers() -> None:
     seen = 0
     for column, path in enumerate(HEADERS):
-        if (
-            not path.exists()
-        ):  # a machine has those of its own architecture, and the generic ones that aarch64 uses
+        # a machine has those of its own architecture, and the generic ones that aarch64 uses
+        if not path.exists():
             continue
         pairs = re.findall(r"#define __NR(?:3264)?_(\w+) (\d+)", path.read_text())
         numbers = {name: int(number) for name, number in pairs}
@@ -130,7 +132,11 @@ def test_calls_of_another_architecture_or_of_x32_are_killed(program: bytes) -> N
         ("prctl", (35,), ERRNO | errno.EINVAL),  # PR_SET_MM
         ("prctl", (0x59616D61,), ERRNO | errno.EINVAL),  # PR_SET_PTRACER
         ("socketpair", (1, 1), ALLOW),
-        ("socketpair", (1, 5 | 0x80800), ALLOW),  # SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK
+        (
+            "socketpair",
+            (1, 5 | 0x80800),
+            ALLOW,
+        ),  # SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK
         ("socketpair", (1, 2), ERRNO | errno.EPERM),
         (
             "socketpair",
@@ -163,7 +169,9 @@ def test_calls_of_another_architecture_or_of_x32_are_killed(program: bytes) -> N
         ("setpriority", (2, 0), ERRNO | errno.EPERM),
     ],
 )
-def test_arguments_decide(program: bytes, name: str, args: tuple[int, ...], expected: int) -> None:
+def test_arguments_decide(
+    program: bytes, name: str, args: tuple[int, ...], expected: int
+) -> None:
     number, _ = syscalls.ALLOWED[name]
     assert number is not None
     assert answer(program, number, *args) == expected
@@ -183,7 +191,9 @@ def test_a_proxy_opens_connections_over_tcp_alone(program: bytes) -> None:
     proxied = seccomp.build_filter(own_uid=True, abi=7, pid=None, proxied=True)
     numbers = {name: row[0] for name, row in syscalls.NAMED_SOCKETS.items()}
     assert (
-        answer(proxied, numbers["socket"], 2, 1, 6) == answer(proxied, numbers["connect"]) == ALLOW
+        answer(proxied, numbers["socket"], 2, 1, 6)
+        == answer(proxied, numbers["connect"])
+        == ALLOW
     )
     for args in ((2, 2, 0), (1, 1, 0), (10, 1, 6), (2, 3, 6)):
         assert answer(proxied, numbers["socket"], *args) == ERRNO | errno.EPERM

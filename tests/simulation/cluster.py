@@ -20,7 +20,13 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from agentrl.controller.cluster.rollout_pool import GroupKey, ProcessInfo, group_key
 from agentrl.errors import StaleWeightsError, WeightMismatchError
-from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, NotResumable, cancelled_outcome
+from agentrl.rollouts import (
+    GroupOutcome,
+    GroupRequest,
+    GroupState,
+    NotResumable,
+    cancelled_outcome,
+)
 from agentrl.rollouts.states.snapshots import EpisodeState
 from agentrl.types import (
     Observation,
@@ -280,7 +286,8 @@ def _seed(episode: _Episode) -> int:
     key = episode.request.key(episode.index)
     number = len(episode.turns)
     return (
-        seed_for(0, "sample", key.label, key.group_index, key.rollout_index, "main", number) >> 33
+        seed_for(0, "sample", key.label, key.group_index, key.rollout_index, "main", number)
+        >> 33
     )
 
 
@@ -333,7 +340,9 @@ class Worker:
             self.cluster.workers.remove(self)
         refs, self._refs = self._refs, []
         for ref in refs:
-            self.time.at(LATENCY_S, partial(ref.fail, ActorDiedError()), self.cluster.process)
+            self.time.at(
+                LATENCY_S, partial(ref.fail, ActorDiedError()), self.cluster.process
+            )
 
     def hang(self, seconds: float) -> None:
         self.cut = True
@@ -354,7 +363,9 @@ class Worker:
     def call(self, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Ref:
         ref = Ref()
         if not self.process.alive:
-            self.time.at(LATENCY_S, lambda: ref.fail(ActorDiedError()), self.cluster.process)
+            self.time.at(
+                LATENCY_S, lambda: ref.fail(ActorDiedError()), self.cluster.process
+            )
             return ref
         self._refs.append(ref)
         self._soon(lambda: getattr(self, f"do_{name}")(ref, *args, **named))
@@ -518,7 +529,10 @@ class Worker:
         self._soon(lambda: self._turn(group, episode), seconds)
 
     def _turn(self, group: _Group, episode: _Episode) -> None:
-        if self.groups.get(group_key(group.request)) is not group or episode.ended is not None:
+        if (
+            self.groups.get(group_key(group.request)) is not group
+            or episode.ended is not None
+        ):
             return
         if self.paused:
             self._soon(lambda: self._turn(group, episode), 0.2)

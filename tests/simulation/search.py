@@ -68,5 +68,7 @@ def seeds_to_find(patch: Path, most: int) -> int | None:
             "sys.stdout.write(str(next(seeds, None)))"
         )
         command = [sys.executable, "-c", program]
-        told = subprocess.run(command, check=True, capture_output=True, text=True, cwd=copy).stdout
+        told = subprocess.run(
+            command, check=True, capture_output=True, text=True, cwd=copy
+        ).stdout
     return None if told == "None" else int(told) + 1

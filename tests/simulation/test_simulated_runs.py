@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.search import MUTANTS, ROOT, found, made_smaller, seeds_to_find, simulate
+from tests.simulation.search import (
+    MUTANTS,
+    ROOT,
+    found,
+    made_smaller,
+    seeds_to_find,
+    simulate,
+)
 from tests.simulation.world import Scenario, World
 
 MOST_SEEDS = 1000
@@ -64,7 +71,9 @@ def test_a_seed_replays_exactly(tmp_path: Path) -> None:
     assert "drivers" in told[0]
 
 
-def test_what_breaks_a_rule_is_found_and_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_breaks_a_rule_is_found_and_made_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from agentrl.controller.admission import Backlog
 
     sound = Backlog.take
@@ -93,7 +102,9 @@ def test_a_scenario_has_one_thing_less_at_a_time() -> None:
     smaller = list(whole.smaller())
     assert all(isinstance(one, Scenario) and one != whole for one in smaller)
     assert any(one.num_workers < whole.num_workers for one in smaller)
-    assert any(one.stage.rollout.group_size < whole.stage.rollout.group_size for one in smaller)
+    assert any(
+        one.stage.rollout.group_size < whole.stage.rollout.group_size for one in smaller
+    )
 
 
 @pytest.mark.tooling

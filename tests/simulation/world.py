@@ -56,7 +56,13 @@ HORIZON_S = 100_000.0
 """No run takes as long, whatever befalls it: waits have deadlines below."""
 LIFELINE_S = 5.0
 MAX_DRIVERS = 60
-LEAVING = ("worker_left", "worker_replaced", "worker_waits", "worker_stale", "worker_joined")
+LEAVING = (
+    "worker_left",
+    "worker_replaced",
+    "worker_waits",
+    "worker_stale",
+    "worker_joined",
+)
 """What is told of a drained node where nothing fails."""
 FAULTY_S = 600.0
 """After so long nothing goes wrong any more, so that the run must end."""
@@ -105,7 +111,10 @@ class Scenario:
                 # refused beside on_stale: wait
                 "oversample": 0.0 if staleness else rng.choice((0.0, 0.5)),
             },
-            "checkpoint": {"every": rng.choice((1, 2, 5)), "asynchronous": rng.random() < 0.5},
+            "checkpoint": {
+                "every": rng.choice((1, 2, 5)),
+                "asynchronous": rng.random() < 0.5,
+            },
         }
         stage = StageConfig(name="rl", **sections)
         never = float("inf")
@@ -125,7 +134,9 @@ class Scenario:
         chosen = rng.sample(sorted(usual), rng.choice((0, 1, 1, 1, 2, 4, 10)))
         faults = Faults(**{**none, **{name: usual[name] for name in chosen}})
         workers = rng.choice((1, 2, 4))
-        return cls(stage, workers, workers + rng.choice((0, 1, 3)), rng.choice((1, 2, 3)), faults)
+        return cls(
+            stage, workers, workers + rng.choice((0, 1, 3)), rng.choice((1, 2, 3)), faults
+        )
 
     def smaller(self) -> Iterator[Scenario]:
         """Scenarios with one thing less."""
@@ -200,7 +211,11 @@ class Checks:
     """
 
     def __init__(
-        self, stage: StageConfig, learner: Learner, restored: RolloutState, killers: set[int]
+        self,
+        stage: StageConfig,
+        learner: Learner,
+        restored: RolloutState,
+        killers: set[int],
     ) -> None:
         self._stage = stage
         self._learner = learner
@@ -237,7 +252,10 @@ class Checks:
                 self._killers.add(draw)
             # what was played beyond the batches may come too late for any
             spare = self._stage.rollout.oversample > 0
-            holds(spare or reason != "stale", f"group {draw} is lost by age, and on_stale is wait")
+            holds(
+                spare or reason != "stale",
+                f"group {draw} is lost by age, and on_stale is wait",
+            )
 
     def submitted(self, requests: Sequence[GroupRequest]) -> None:
         for request in requests:
@@ -245,8 +263,13 @@ class Checks:
             if draw in self._to_come:
                 self._to_come.discard(draw)
                 continue
-            holds(not self._to_come, f"draw {draw} is new, and {self._to_come} wait to be resumed")
-            holds(draw == self._next, f"draw {draw} is issued where {self._next} comes next")
+            holds(
+                not self._to_come,
+                f"draw {draw} is new, and {self._to_come} wait to be resumed",
+            )
+            holds(
+                draw == self._next, f"draw {draw} is issued where {self._next} comes next"
+            )
             self._next += 1
 
     def ended(self, trajectory: Trajectory) -> None:
@@ -256,7 +279,9 @@ class Checks:
             holds(known == played, f"two episodes are called {trajectory.id}")
         for number, turn in enumerate(trajectory.turns):
             asked = int(turn.context[0].token_ids[0])
-            holds(asked == number, f"turn {number} of {trajectory.id} was turn {asked} before")
+            holds(
+                asked == number, f"turn {number} of {trajectory.id} was turn {asked} before"
+            )
 
     def taken(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         size = self._stage.train.batch_prompts
@@ -281,7 +306,10 @@ class Checks:
                     )
                     age = state.versions["main"] - version
                     bound = self._stage.rollout.max_staleness
-                    holds(0 <= age <= bound, f"a token of {trajectory.id} is {age} versions old")
+                    holds(
+                        0 <= age <= bound,
+                        f"a token of {trajectory.id} is {age} versions old",
+                    )
 
     def published(self, version: int, served: Collection[Weights | None]) -> None:
         holds(version > self._published, f"version {version} comes after {self._published}")
@@ -339,7 +367,9 @@ class Learner:
         if fails:
             path.unlink()
         self._result = SaveResult(1.0, error)
-        self._until = self._driver.process.threads.now() + self._driver.world.time.random.random()
+        self._until = (
+            self._driver.process.threads.now() + self._driver.world.time.random.random()
+        )
 
     def save_result(self, wait: bool) -> SaveResult | None:
         left = self._until - self._driver.process.threads.now()
@@ -498,7 +528,9 @@ class Driver:
     def may_die(self) -> None:
         """A ledger row was written."""
         world = self.world
-        deadly = world.scenario.faults.driver_dies_s < float("inf") and not world.cluster.is_calm
+        deadly = (
+            world.scenario.faults.driver_dies_s < float("inf") and not world.cluster.is_calm
+        )
         if deadly and world.time.random.random() < 0.002:
             self.die()
 
@@ -572,7 +604,9 @@ class Driver:
             self.service = service = RolloutService(
                 stage,
                 _Watched(self.pool, self.checks),
-                PromptSampler(TASKS, Uniform(UniformSettings(), TASKS, seed=0, shuffle=False)),
+                PromptSampler(
+                    TASKS, Uniform(UniformSettings(), TASKS, seed=0, shuffle=False)
+                ),
                 self.ledger,
                 rollouts,
                 send_weights=self._send_weights,
@@ -620,7 +654,8 @@ class Driver:
             worker: Worker = self.pool._hosts[number].actor
             served = worker.weights
             holds(
-                not (worker.process.alive and self.world.cluster.has_ranks) or served == weights,
+                not (worker.process.alive and self.world.cluster.has_ranks)
+                or served == weights,
                 f"worker {number} serves {served} where {weights} is published",
             )
 
@@ -779,7 +814,9 @@ class World:
         trained = len(driver.learner.trained)
         holds(driver.state.step == stage.last_step, f"ended at step {driver.state.step}")
         lost = counts["dropped"] // group_size
-        holds(wanted - lost <= trained <= wanted, f"{trained} groups are trained of {wanted}")
+        holds(
+            wanted - lost <= trained <= wanted, f"{trained} groups are trained of {wanted}"
+        )
         if not stage.rollout.oversample:
             own = driver.learner.trained | self.killers
             missing = sorted(set(range(max(own, default=0))) - own)

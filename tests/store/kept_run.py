@@ -29,7 +29,9 @@ TASK = Task("sums/1", (QUESTION,), answer=42, data_source="sums", info={"level":
 
 def _policy(*ids: int, version: int = 3, side: bool = False) -> Segment:
     logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 8
-    experts = {"experts": np.arange(2 * len(ids), dtype=np.int16).reshape(-1, 2)} if side else {}
+    experts = (
+        {"experts": np.arange(2 * len(ids), dtype=np.int16).reshape(-1, 2)} if side else {}
+    )
     return Segment(SegmentKind.POLICY, np.array(ids), logprobs, version, side=experts)
 
 
@@ -38,7 +40,9 @@ def _calls() -> tuple[CallRecord, ...]:
         CallRecord(
             ToolCall("call_0_0", "calculate", {"expression": "6*7"}),
             None,
-            ToolResult("call_0_0", "calculate", "42", latency_s=0.25, metrics={"cpu_s": 0.125}),
+            ToolResult(
+                "call_0_0", "calculate", "42", latency_s=0.25, metrics={"cpu_s": 0.125}
+            ),
         ),
         CallRecord(
             ToolCall("call_0_1", "calculate", {"expression": "6/0"}),
@@ -58,7 +62,10 @@ def branching() -> Trajectory:
     first = Turn(
         0,
         None,
-        (Segment(SegmentKind.TEMPLATE, np.array([1])), Segment(SegmentKind.PROMPT, [5, 6, 7])),
+        (
+            Segment(SegmentKind.TEMPLATE, np.array([1])),
+            Segment(SegmentKind.PROMPT, [5, 6, 7]),
+        ),
         (_policy(11, 12, side=True), _policy(13, version=4)),
         "<tool_call>…</tool_call>",
         {"role": "assistant", "content": "", "tool_calls": []},
@@ -72,7 +79,13 @@ def branching() -> Trajectory:
     told = ({"role": "tool", "content": "42", "tool_call_id": "call_0_0"},)
     observed = (Segment(SegmentKind.OBSERVATION, np.array([42])),)
     second = Turn(
-        1, 0, observed, (_policy(21, 2),), "42", {"role": "assistant", "content": "42"}, told
+        1,
+        0,
+        observed,
+        (_policy(21, 2),),
+        "42",
+        {"role": "assistant", "content": "42"},
+        told,
     )
     beside = Turn(
         2,
@@ -96,8 +109,12 @@ def branching() -> Trajectory:
 
 def episodes() -> dict[int, list[Trajectory]]:
     """Every trajectory of the run by the step under which it lies; step 2 is still live."""
-    failed = _trajectory(0, rollout_index=1, status=Status("failed", "sandbox", "no space left"))
-    said = Turn(0, None, (), (_policy(2, version=3),), "", {"role": "assistant", "content": ""})
+    failed = _trajectory(
+        0, rollout_index=1, status=Status("failed", "sandbox", "no space left")
+    )
+    said = Turn(
+        0, None, (), (_policy(2, version=3),), "", {"role": "assistant", "content": ""}
+    )
     evaluated = _trajectory(
         0,
         purpose="eval",

@@ -33,7 +33,9 @@ def episode(group_index: int) -> Trajectory:
 
 def learned(group_index: int, step: int) -> Annotation:
     ratio = np.full(TOKENS, group_index, np.float32)
-    return Annotation(f"{group_index}-0-0", step, values={"stage": "rl"}, arrays={"ratio": ratio})
+    return Annotation(
+        f"{group_index}-0-0", step, values={"stage": "rl"}, arrays={"ratio": ratio}
+    )
 
 
 def write(run: RunDirectory, first: int) -> None:

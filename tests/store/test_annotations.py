@@ -36,7 +36,9 @@ Make = Callable[..., Trajectory]
 PAGE = Path(__file__).parents[2] / "docs" / "annotations.md"
 
 
-def learned(trajectory_id: str, step: int, number: float = 0.5, **changes: Any) -> Annotation:
+def learned(
+    trajectory_id: str, step: int, number: float = 0.5, **changes: Any
+) -> Annotation:
     arrays = {
         "old_logprobs": np.array([-number, -2 * number], np.float32),
         "loss_reason": np.array([0, 2], np.int8),
@@ -47,7 +49,12 @@ def learned(trajectory_id: str, step: int, number: float = 0.5, **changes: Any) 
 
 def plain(annotation: Annotation) -> tuple[Any, ...]:
     arrays = {name: array.tolist() for name, array in annotation.arrays.items()}
-    key = (annotation.trajectory_id, annotation.step, annotation.learner, annotation.pass_index)
+    key = (
+        annotation.trajectory_id,
+        annotation.step,
+        annotation.learner,
+        annotation.pass_index,
+    )
     return (*key, dict(annotation.values), arrays)
 
 
@@ -72,9 +79,15 @@ def test_each_learner_step_and_pass_comes_back_live_and_sealed(
                 writer.seal(2)
             writer.flush()
             stored = reader.get("0-0-0")
-            assert [plain(one) for one in stored.annotations] == [plain(one) for one in told[:3]]
-            assert [plain(one) for one in reader.get("1-0-0").annotations] == [plain(told[3])]
-            assert [plain(one) for one in reader.annotations()] == [plain(one) for one in told]
+            assert [plain(one) for one in stored.annotations] == [
+                plain(one) for one in told[:3]
+            ]
+            assert [plain(one) for one in reader.get("1-0-0").annotations] == [
+                plain(told[3])
+            ]
+            assert [plain(one) for one in reader.annotations()] == [
+                plain(one) for one in told
+            ]
             critic = reader.annotations(step=1, learner="critic")
             assert [plain(one) for one in critic] == [plain(told[1])]
             # the critic's value of a name hides none of the actor's
@@ -85,7 +98,9 @@ def test_each_learner_step_and_pass_comes_back_live_and_sealed(
     assert reader.damage == []
 
 
-def test_a_trajectory_without_annotations_has_an_empty_one(run: RunDirectory, make: Make) -> None:
+def test_a_trajectory_without_annotations_has_an_empty_one(
+    run: RunDirectory, make: Make
+) -> None:
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 1)
     stored = TrajectoryReader(run).get("0-0-0")
@@ -98,7 +113,11 @@ def test_declared_columns_are_found_again_by_the_next_writer_too(run: RunDirecto
         "surprise", "token", "nats", "diverging", "How unlikely the token was."
     )
     verdict = AnnotationColumn(
-        "verdict", "turn", scale="category", categories=("wrong", "right"), help="Of a judge."
+        "verdict",
+        "turn",
+        scale="category",
+        categories=("wrong", "right"),
+        help="Of a judge.",
     )
     arrays = {"surprise": np.zeros(2), "verdict": np.zeros(1, np.int8)}
     with TrajectoryWriter(run) as writer:
@@ -119,10 +138,19 @@ def test_declared_columns_are_found_again_by_the_next_writer_too(run: RunDirecto
 @pytest.mark.parametrize(
     ("arrays", "told"),
     [
-        ({"surprise": np.zeros(2)}, r"'surprise' of trajectory '0-0-0' is an array and is not dec"),
+        (
+            {"surprise": np.zeros(2)},
+            r"'surprise' of trajectory '0-0-0' is an array and is not dec",
+        ),
         ({"credit": np.zeros(2)}, r"'credit' .* is declared as a trajectory's value"),
-        ({"ratio": np.zeros((2, 2))}, r"'ratio' .* must be a one-dimensional array of numbers"),
-        ({"ratio": np.array(["x"])}, r"must be a one-dimensional array of numbers, got dtype <U1"),
+        (
+            {"ratio": np.zeros((2, 2))},
+            r"'ratio' .* must be a one-dimensional array of numbers",
+        ),
+        (
+            {"ratio": np.array(["x"])},
+            r"must be a one-dimensional array of numbers, got dtype <U1",
+        ),
         (
             {"ratio": np.zeros(2), "clipped": np.zeros(3)},
             r"'clipped' .* must have an entry for each token, as 'ratio' has 2, got 3",
@@ -144,7 +172,10 @@ def test_an_annotation_that_cannot_be_stored_is_refused_at_once(
     [
         ({"name": "Loss"}, "must match .* got 'Loss'"),
         ({"name": "learner"}, "none of id, step, learner"),
-        ({"level": "word"}, "level of annotation column 'x' must be one of token, turn, traj"),
+        (
+            {"level": "word"},
+            "level of annotation column 'x' must be one of token, turn, traj",
+        ),
         ({"scale": "category"}, "must name its categories"),
         ({"categories": ("a",)}, "its scale must be 'category', got 'linear'"),
     ],
@@ -167,7 +198,9 @@ def test_what_a_resume_took_back_does_not_mix_in(run: RunDirectory, make: Make) 
         writer.annotate(learned("2-0-0", 2, 0.75))
         writer.seal(2)
     reader = TrajectoryReader(run)
-    steps = [(one.trajectory_id, one.step, one.values["stage"]) for one in reader.annotations()]
+    steps = [
+        (one.trajectory_id, one.step, one.values["stage"]) for one in reader.annotations()
+    ]
     assert [one.step for one in reader.annotations(stage="rl")] == [1, 2]
     assert list(reader.annotations(step=2, stage="warmup")) == []
     # of the warm-up nothing was taken back, but the id's record is newer than that annotation
@@ -188,7 +221,9 @@ def test_a_clock_that_goes_back_hides_no_annotation(
     assert len(TrajectoryReader(run).get("0-0-0").annotations) == 1
 
 
-def test_what_a_killed_writer_left_is_sealed_by_the_next(run: RunDirectory, make: Make) -> None:
+def test_what_a_killed_writer_left_is_sealed_by_the_next(
+    run: RunDirectory, make: Make
+) -> None:
     writer = TrajectoryWriter(run)
     writer.write(make(0), 1)
     writer.annotate(learned("0-0-0", 1))
@@ -279,17 +314,25 @@ def test_duckdb_reads_the_shards(run: RunDirectory, make: Make) -> None:
         writer.annotate(learned("0-0-0", 1))
         writer.annotate(learned("1-0-0", 1, arrays={}))
     files = str(run.sealed_annotations_folder / "*" / "*.parquet")
-    rows = duckdb.sql(f"select id, old_logprobs[2], learner from '{files}' order by id").fetchall()
+    rows = duckdb.sql(
+        f"select id, old_logprobs[2], learner from '{files}' order by id"
+    ).fetchall()
     assert rows == [("0-0-0", -1.0, "actor"), ("1-0-0", None, "actor")]
 
 
 def test_the_page_has_every_column() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    details = (("basic", TRAJECTORY_COLUMNS), ("tokens", TOKEN_COLUMNS), ("full", FULL_COLUMNS))
+    details = (
+        ("basic", TRAJECTORY_COLUMNS),
+        ("tokens", TOKEN_COLUMNS),
+        ("full", FULL_COLUMNS),
+    )
     expected = [(one.name, detail, one.help) for detail, own in details for one in own]
     # these tell of token columns
     of_tokens = ("clip_frac", "old_logprobs_from")
-    expected = [(name, "tokens" if name in of_tokens else d, told) for name, d, told in expected]
+    expected = [
+        (name, "tokens" if name in of_tokens else d, told) for name, d, told in expected
+    ]
     assert rows == expected
     listed = [f"{n} `{name}`" for n, name in enumerate(LOSS_REASONS)]
     assert all(f"| {name} |" in PAGE.read_text() for name in listed)

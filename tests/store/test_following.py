@@ -126,7 +126,9 @@ def test_a_live_file_that_was_replaced_is_read_anew(
     before = path.read_bytes()
     reader = TrajectoryReader(run)
     assert reader.get("0-0-0").trajectory.turns[0].text == "one"
-    after = before.replace(b"0-0-0", b"5-0-0").replace(b'"group_index":0', b'"group_index":5')
+    after = before.replace(b"0-0-0", b"5-0-0").replace(
+        b'"group_index":0', b'"group_index":5'
+    )
     assert len(after) == len(before)
     if in_place:
         path.write_bytes(after)
@@ -161,10 +163,16 @@ def test_an_episode_that_is_played_again_replaces_its_record(
     writer.seal(0)
     writer.write(make(1), 1)
     writer.flush()
-    assert [(one.id, one.step) for one in reader.summaries()] == [("0-0-0", 0), ("1-0-0", 1)]
+    assert [(one.id, one.step) for one in reader.summaries()] == [
+        ("0-0-0", 0),
+        ("1-0-0", 1),
+    ]
     writer.write(make(0, text="played again"), 1)  # as a run that went back does
     writer.flush()
-    assert [(one.id, one.step) for one in reader.summaries()] == [("0-0-0", 1), ("1-0-0", 1)]
+    assert [(one.id, one.step) for one in reader.summaries()] == [
+        ("0-0-0", 1),
+        ("1-0-0", 1),
+    ]
 
 
 def test_a_look_that_failed_halfway_loses_nothing(
@@ -277,7 +285,10 @@ def test_summaries_are_small_in_memory(run: RunDirectory, make: Make) -> None:
     shards = 5
     for step in range(shards):
         rows = [
-            ({**row, "id": f"{step}-{n}-0", "group_index": step, "rollout_index": n}, arrays)
+            (
+                {**row, "id": f"{step}-{n}-0", "group_index": step, "rollout_index": n},
+                arrays,
+            )
             for n in range(1000)
         ]
         write_shard(run.shard_path(step, "driver", 1), rows)

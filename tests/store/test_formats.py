@@ -11,7 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter
+from agentrl.store import (
+    RunDirectory,
+    TrajectoryReader,
+    TrajectorySummary,
+    TrajectoryWriter,
+)
 from agentrl.store.trajectories.columns import FORMAT_KEY, SCHEMA, SUMMARY_COLUMNS
 from agentrl.types import Trajectory
 from tests.store import kept_run
@@ -42,7 +47,15 @@ def test_every_trajectory_is_read_whole(kept: RunDirectory) -> None:
 def test_annotations_are_read(kept: RunDirectory) -> None:
     annotation = TrajectoryReader(kept).get("0-0-0").annotation
     assert annotation.values["trained_step"] == 1
-    assert annotation.arrays["old_logprobs"].tolist() == [0, -0.25, -0.5, -0.75, -1, -1.25, -1.5]
+    assert annotation.arrays["old_logprobs"].tolist() == [
+        0,
+        -0.25,
+        -0.5,
+        -0.75,
+        -1,
+        -1.25,
+        -1.5,
+    ]
 
 
 def test_a_summary_says_what_was_called_where_and_when(kept: RunDirectory) -> None:
@@ -59,18 +72,25 @@ def test_a_turn_record_names_its_sequence(kept: RunDirectory, make: Make) -> Non
 
     row, _ = TrajectoryReader(kept).row("0-0-0")
     assert [turn["sequence"] for turn in from_json(row["turns"])] == [0, 0, 1]
-    assert [turn["agent"] for turn in from_json(row["turns"])] == ["main", "main", "checker"]
+    assert [turn["agent"] for turn in from_json(row["turns"])] == [
+        "main",
+        "main",
+        "checker",
+    ]
     # 0 ─ 1 ─ 4, 0 ─ 2, and 3 begins anew
     (turn,) = make(0).turns
     parents = (None, 0, 0, None, 1)
     turns = [
-        type(turn)(index, parent, (), (), "", turn.message) for index, parent in enumerate(parents)
+        type(turn)(index, parent, (), (), "", turn.message)
+        for index, parent in enumerate(parents)
     ]
     assert sequence_indices(turns) == [0, 0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("column", ["group_index", "reasons", "policy_versions", "side"])
-def test_a_shard_that_lacks_a_column_is_named(run: RunDirectory, make: Make, column: str) -> None:
+def test_a_shard_that_lacks_a_column_is_named(
+    run: RunDirectory, make: Make, column: str
+) -> None:
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 0)
         writer.write(make(1), 1)
@@ -103,9 +123,10 @@ def test_a_shard_that_another_library_wrote_is_read(run: RunDirectory, make: Mak
     wide = [
         pa.field(
             field.name,
-            {pa.string(): pa.large_string(), pa.list_(pa.int32()): pa.large_list(pa.int64())}.get(
-                field.type, field.type
-            ),
+            {
+                pa.string(): pa.large_string(),
+                pa.list_(pa.int32()): pa.large_list(pa.int64()),
+            }.get(field.type, field.type),
         )
         for field in table.schema
     ]
@@ -115,7 +136,8 @@ def test_a_shard_that_another_library_wrote_is_read(run: RunDirectory, make: Mak
 
 
 @pytest.mark.parametrize(
-    ("metadata", "found"), [({FORMAT_KEY: b"3"}, "3"), ({FORMAT_KEY: b"1"}, "1"), ({}, "none")]
+    ("metadata", "found"),
+    [({FORMAT_KEY: b"3"}, "3"), ({FORMAT_KEY: b"1"}, "1"), ({}, "none")],
 )
 def test_a_shard_of_another_format_is_named_and_hides_itself_alone(
     run: RunDirectory, make: Make, metadata: dict[bytes, bytes], found: str

@@ -45,7 +45,9 @@ def test_a_run_beats_while_it_lives_and_says_how_it_ended(
     assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
 
 
-def test_a_run_that_failed_has_stopped_and_a_resumed_one_counts_on(run: RunDirectory) -> None:
+def test_a_run_that_failed_has_stopped_and_a_resumed_one_counts_on(
+    run: RunDirectory,
+) -> None:
     with pytest.raises(KeyError), Heartbeat(run):
         raise KeyError
     assert RunWatch(run).look().kind == "stopped"
@@ -68,7 +70,9 @@ def test_a_killed_run_stops_when_three_beats_are_missing(run: RunDirectory) -> N
     assert watch.look().kind == "stopped"
 
 
-def test_a_clock_that_went_back_hides_a_run_until_its_next_beat_alone(run: RunDirectory) -> None:
+def test_a_clock_that_went_back_hides_a_run_until_its_next_beat_alone(
+    run: RunDirectory,
+) -> None:
     with Heartbeat(run, period_s=3600):
         watch = RunWatch(run)
         beat = watch.look().heartbeat
@@ -145,7 +149,9 @@ def test_what_it_does_cannot_be_written_and_that_is_told_once(
         heartbeat.parts["loop"] = look
         until(lambda: looks > 3)
     assert read_told(run.now_path) is None
-    (told,) = [one for one in caplog.records if vars(one).get("event") == "heartbeat_failed"]
+    (told,) = [
+        one for one in caplog.records if vars(one).get("event") == "heartbeat_failed"
+    ]
     assert "now.json" in told.getMessage()
     assert RunWatch(run).look().kind == "finished"
 

@@ -34,7 +34,12 @@ def learned(trajectory_id: str, step: int) -> Annotation:
 
 
 def write_steps(
-    run: RunDirectory, make: Make, steps: range, keep: KeepSpec, a_step: int = 4, **changes: Any
+    run: RunDirectory,
+    make: Make,
+    steps: range,
+    keep: KeepSpec,
+    a_step: int = 4,
+    **changes: Any,
 ) -> None:
     """Steps of so many groups of one rollout, whose reward is the group's place in its step."""
     with TrajectoryWriter(run, keep=keep) as writer:
@@ -102,7 +107,9 @@ def test_steps_are_counted_by_stage(run: RunDirectory, make: Make) -> None:
     assert TrajectoryReader(run).kept_by_stage() == {"a": {1: (0, 1)}, "b": {1: (0, 1)}}
 
 
-def test_evaluations_stay_unless_labels_say_otherwise(run: RunDirectory, make: Make) -> None:
+def test_evaluations_stay_unless_labels_say_otherwise(
+    run: RunDirectory, make: Make
+) -> None:
     played = [
         {"purpose": "eval", "label": "code/after/greedy"},
         {"purpose": "eval", "label": "coder/after/greedy"},
@@ -118,10 +125,13 @@ def test_evaluations_stay_unless_labels_say_otherwise(run: RunDirectory, make: M
     ):
         keep = KeepSpec(share=0.0, labels=labels)
         rows = [
-            {"purpose": "train", "label": "", "stage": "", "group_index": n, "reward": None} | one
+            {"purpose": "train", "label": "", "stage": "", "group_index": n, "reward": None}
+            | one
             for n, one in enumerate(played)
         ]
-        assert [row["group_index"] for row in rows if fits(keep, {**row, "step": 3})] == kept
+        assert [
+            row["group_index"] for row in rows if fits(keep, {**row, "step": 3})
+        ] == kept
 
 
 def test_a_share_is_of_groups_and_the_same_in_every_process() -> None:
@@ -232,7 +242,9 @@ def test_a_shard_that_shrinks_keeps_its_columns_and_large_row_groups(
     path = run.shard_path(1, "driver", 1)
     before = pq.ParquetFile(path)
     rows = {row["id"]: (row, arrays) for row, arrays in read_shard(path)}
-    write_steps(run, make, range(2, 3), KeepSpec(last_steps=1, reward_above=74.0), a_step=100)
+    write_steps(
+        run, make, range(2, 3), KeepSpec(last_steps=1, reward_above=74.0), a_step=100
+    )
     after = pq.ParquetFile(path)
     assert after.schema_arrow.equals(before.schema_arrow, check_metadata=True)
     sizes = [after.metadata.row_group(n).num_rows for n in range(after.num_row_groups)]
@@ -258,7 +270,9 @@ def test_a_damaged_shard_stays_as_it_is(
     assert caplog.text.count("store.keep leaves") == 2
 
 
-def test_of_several_records_of_an_id_the_newest_decides(run: RunDirectory, make: Make) -> None:
+def test_of_several_records_of_an_id_the_newest_decides(
+    run: RunDirectory, make: Make
+) -> None:
     # a resumed run played step 2 again: 0 came earlier, 1 and 2 got other rewards
     keep = KeepSpec(reward_above=0.5)
     with TrajectoryWriter(run) as writer:
@@ -276,12 +290,16 @@ def test_of_several_records_of_an_id_the_newest_decides(run: RunDirectory, make:
     assert found == {1: 0.0, 2: 1.0}
 
 
-def test_a_resumed_run_drops_what_its_rules_of_today_say(run: RunDirectory, make: Make) -> None:
+def test_a_resumed_run_drops_what_its_rules_of_today_say(
+    run: RunDirectory, make: Make
+) -> None:
     write_steps(run, make, range(1, 4), KeepSpec(last_steps=1, reward_above=1.0))
     assert groups(run) == [6, 7, 10, 11, 12, 13, 14, 15]
     write_steps(run, make, range(4, 5), KeepSpec(last_steps=1, reward_above=2.0))
     assert groups(run) == [7, 11, 15, 16, 17, 18, 19]
-    assert TrajectoryReader(run).kept_by_stage() == {"rl": {1: (1, 4), 2: (1, 4), 3: (1, 4)}}
+    assert TrajectoryReader(run).kept_by_stage() == {
+        "rl": {1: (1, 4), 2: (1, 4), 3: (1, 4)}
+    }
 
 
 def test_files_of_other_writers_stay(run: RunDirectory, make: Make) -> None:
@@ -298,7 +316,9 @@ def test_a_drop_that_a_death_left_undone_is_done_by_the_next_writer(
     write_steps(run, make, range(1, 2), keep)
     whole = run.shard_path(1, "driver", 1).read_bytes()
     write_steps(run, make, range(2, 3), keep)
-    run.shard_path(1, "driver", 1).write_bytes(whole)  # as if only the line had come to disk
+    run.shard_path(1, "driver", 1).write_bytes(
+        whole
+    )  # as if only the line had come to disk
     assert groups(run)[:4] == [4, 5, 6, 7]
     assert TrajectoryReader(run).get("5-0-0").trajectory.group_index == 5
     write_steps(run, make, range(3, 4), keep)

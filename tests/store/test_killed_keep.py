@@ -71,7 +71,9 @@ def check(run: RunDirectory, reader: TrajectoryReader, newest: int) -> None:
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(12, marks=pytest.mark.slow)])
-def test_a_kill_at_any_moment_drops_nothing_that_must_stay(run: RunDirectory, kills: int) -> None:
+def test_a_kill_at_any_moment_drops_nothing_that_must_stay(
+    run: RunDirectory, kills: int
+) -> None:
     chance = random.Random(5)
     reader = TrajectoryReader(run)  # one that follows all of it
     newest = -1

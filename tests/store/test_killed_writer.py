@@ -23,7 +23,9 @@ def numbered(number: int) -> Trajectory:
     """A trajectory whose tokens tell its number."""
     policy = Segment(SegmentKind.POLICY, np.full(50, number), np.full(50, -0.5), 0)
     turn = Turn(0, None, (), (policy,), "x" * 300, {"role": "assistant", "content": "x"})
-    return Trajectory(Task("t"), number, 0, 0, "train", (turn,), Status("terminated"), reward=1.0)
+    return Trajectory(
+        Task("t"), number, 0, 0, "train", (turn,), Status("terminated"), reward=1.0
+    )
 
 
 def write_on(root: Path, first: int, told: Connection) -> None:
@@ -44,7 +46,9 @@ def write_on(root: Path, first: int, told: Connection) -> None:
 
 # 200, with annotations and the viewer, are ``python -m benchmarks.viewer --only kills``
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(run: RunDirectory, kills: int) -> None:
+def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(
+    run: RunDirectory, kills: int
+) -> None:
     chance = random.Random(11)
     reader = TrajectoryReader(run)  # one that follows all of it
     durable = 0
@@ -73,7 +77,11 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(run: RunDirectory, 
     with TrajectoryWriter(run):
         pass
     assert [one.id for one in reader.summaries()] == before
-    left = [path.name for path in run.root.rglob("*") if path.suffix in (".tmp", ".jsonl", ".zst")]
+    left = [
+        path.name
+        for path in run.root.rglob("*")
+        if path.suffix in (".tmp", ".jsonl", ".zst")
+    ]
     assert left == []
 
 
@@ -123,7 +131,9 @@ FILL = """
 def test_a_full_disk_is_named_and_what_was_written_opens(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    told, *rest = in_namespace(["--size", "400000", "--tmpfs", str(disk)], FILL, f"{disk}/run")
+    told, *rest = in_namespace(
+        ["--size", "400000", "--tmpfs", str(disk)], FILL, f"{disk}/run"
+    )
     assert f"the disk is full (0.0 of 0.4 MB are free at {disk}/run" in told
     assert "then --resume" in told
     assert rest == ["True True", "True True", "[] []"]
@@ -161,10 +171,14 @@ SHRINK = """
 """
 
 
-def test_a_disk_that_is_full_while_old_trajectories_are_dropped_loses_none(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_while_old_trajectories_are_dropped_loses_none(
+    tmp_path: Path,
+) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    told, *rest = in_namespace(["--size", "400000", "--tmpfs", str(disk)], SHRINK, f"{disk}/run")
+    told, *rest = in_namespace(
+        ["--size", "400000", "--tmpfs", str(disk)], SHRINK, f"{disk}/run"
+    )
     assert f"the disk is full (0.0 of 0.4 MB are free at {disk}/run" in told
     assert rest == ["True []", "True True []"]
 

@@ -26,11 +26,17 @@ def test_a_record_keeps_its_message_level_logger_and_fields(tmp_path: Path) -> N
     path = tmp_path / "logs" / "driver.jsonl"
     with logging_to(path):
         logger.warning(
-            "server %d is started again", 3, extra={"event": "server_restarted", "restart": 1}
+            "server %d is started again",
+            3,
+            extra={"event": "server_restarted", "restart": 1},
         )
     (row,) = rows(path)
     assert row["message"] == "server 3 is started again"
-    assert (row["level"], row["logger"], row["pid"]) == ("warning", logger.name, os.getpid())
+    assert (row["level"], row["logger"], row["pid"]) == (
+        "warning",
+        logger.name,
+        os.getpid(),
+    )
     assert (row["event"], row["restart"]) == ("server_restarted", 1)
 
 
@@ -67,7 +73,11 @@ def test_secrets_of_the_environment_are_masked(
     handler = LogFile(tmp_path / "log.jsonl")
     handler.handle(
         logging.makeLogRecord(
-            {"name": "agentrl", "msg": "asked with sk-123456789", "url": "http://a/?k=sk-123456789"}
+            {
+                "name": "agentrl",
+                "msg": "asked with sk-123456789",
+                "url": "http://a/?k=sk-123456789",
+            }
         )
     )
     handler.close()

@@ -41,7 +41,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_is_fetched_once_and_again_where_it_changed(url: str, far: Path) -> None:
     first = given_model(url, Path("/"))
-    assert sorted(path.name for path in first.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in first.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
     (first / "mark").touch()
     assert given_model(url, Path("/")) == first
     assert (first / "mark").exists()
@@ -71,7 +74,11 @@ def test_another_machine_fetches_the_same_one(
 
 def test_what_is_no_model_at_a_url_is_named(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match=r"critic\.path='file.*' must hold a model in .* no config"):
+    with pytest.raises(
+        DataError, match=r"critic\.path='file.*' must hold a model in .* no config"
+    ):
         given_model((tmp_path / "none").as_uri(), Path("/"), key="critic.path")
-    with pytest.raises(ConfigError, match=r"model\.path='nowhere://x' cannot be reached from here"):
+    with pytest.raises(
+        ConfigError, match=r"model\.path='nowhere://x' cannot be reached from here"
+    ):
         given_model("nowhere://x", Path("/"))

@@ -10,7 +10,9 @@ from agentrl.errors import StoreError
 from agentrl.store.shard_folders import KEPT, RecentRows
 
 
-def test_a_row_is_read_once_until_its_shard_is_replaced_or_others_follow(tmp_path: Path) -> None:
+def test_a_row_is_read_once_until_its_shard_is_replaced_or_others_follow(
+    tmp_path: Path,
+) -> None:
     shard = tmp_path / "driver-0001.parquet"
     shard.write_text("first")
     reads: list[int] = []

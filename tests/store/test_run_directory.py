@@ -52,11 +52,15 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path)
 
 
-def test_a_run_that_ended_before_it_existed_leaves_room_for_itself_alone(tmp_path: Path) -> None:
+def test_a_run_that_ended_before_it_existed_leaves_room_for_itself_alone(
+    tmp_path: Path,
+) -> None:
     written = RunDirectory.create(tmp_path, config="seed: 3")
     written.record_path.unlink()  # as if the machine had died between the two
 
-    with pytest.raises(ConfigError, match=r"already holds files, such as config\.resolved\.yaml"):
+    with pytest.raises(
+        ConfigError, match=r"already holds files, such as config\.resolved\.yaml"
+    ):
         RunDirectory.create(tmp_path, config="seed: 4")
     RunDirectory.create(tmp_path, config="seed: 3")
     with pytest.raises(ConfigError, match="already holds a run"):
@@ -116,7 +120,10 @@ def test_paths(run: RunDirectory) -> None:
     def below(path: Path) -> str:
         return str(path.relative_to(run.root))
 
-    assert below(run.shard_path(123, "driver", 1)) == "traj/sealed/step=000123/driver-0001.parquet"
+    assert (
+        below(run.shard_path(123, "driver", 1))
+        == "traj/sealed/step=000123/driver-0001.parquet"
+    )
 
 
 def test_a_blob_is_named_by_its_bytes(run: RunDirectory) -> None:
@@ -224,10 +231,16 @@ def test_going_back_drops_the_later_lines(tmp_path: Path) -> None:
 
     assert keep_lines(tmp_path / "metrics.jsonl", lambda record: record["step"] < 3) == 2
 
-    assert [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+    assert [record["step"] for record in read_jsonl(tmp_path / "metrics.jsonl")] == [
+        0,
+        1,
+        2,
+    ]
 
 
-def test_events_name_their_boundary(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_name_their_boundary(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("API_KEY", "0123456789")
     events = EventLog(run)
     events.failure("episode_failed", SandboxError("no space left"), step=3)
@@ -278,7 +291,9 @@ def test_a_secret_is_found_as_json_spells_it() -> None:
     assert mask(json.dumps('quote"and ümlaut', ensure_ascii=False)) == '"<masked:A_SECRET>"'
 
 
-def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read_when_none_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789")
 
     assert SecretMask()("sk-0123456789") == "<masked:SOME_API_KEY>"
@@ -305,7 +320,8 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, name: str) -> No
     (tmp_path / "link").symlink_to("pipe")
 
     with pytest.raises(
-        StoreError, match=rf"{name} cannot be written: it is a FIFO, .*; name a file elsewhere"
+        StoreError,
+        match=rf"{name} cannot be written: it is a FIFO, .*; name a file elsewhere",
     ):
         write_text(tmp_path / name, "text")
     assert stat.S_ISFIFO((tmp_path / name).stat().st_mode)

@@ -41,7 +41,9 @@ def test_a_call_in_time_leaves_nothing(tmp_path: Path) -> None:
     assert stack_in(path) == stack_in(tmp_path / "none") == ""
 
 
-def test_a_call_that_takes_long_leaves_where_it_is_until_the_next_one(tmp_path: Path) -> None:
+def test_a_call_that_takes_long_leaves_where_it_is_until_the_next_one(
+    tmp_path: Path,
+) -> None:
     path, goes_on = tmp_path / "rank-0.stacks", threading.Event()
     stacks = StackFile(path, after_s=0.01)
     thread = started(stacks, goes_on)

@@ -47,7 +47,9 @@ def same(left: Any, right: Any) -> bool:
             same(value, right[key]) for key, value in left.items()
         )
     if isinstance(left, tuple | list):
-        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+        return len(left) == len(right) and all(
+            same(a, b) for a, b in zip(left, right, strict=True)
+        )
     if isinstance(left, float) and math.isnan(left):
         return isinstance(right, float) and math.isnan(right)
     return bool(left == right) and type(left) is type(right)
@@ -76,13 +78,17 @@ def segments(draw: st.DrawFn) -> Segment:
     token_ids = draw(ids)
     count = len(token_ids)
     policy = kind is SegmentKind.POLICY
-    logprobs = draw(st.lists(st.floats(max_value=0, width=32), min_size=count, max_size=count))
+    logprobs = draw(
+        st.lists(st.floats(max_value=0, width=32), min_size=count, max_size=count)
+    )
     side = {}
     if draw(st.booleans()):
         dtype = draw(st.sampled_from(["int16", "float16", "bool", "int64", "S3", ">f4"]))
         shape = (count, *draw(st.lists(st.integers(0, 3), max_size=2)))
         side["experts"] = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    media = (MediaSpan(0, count, "ab" * 32, "image"),) if count and draw(st.booleans()) else ()
+    media = (
+        (MediaSpan(0, count, "ab" * 32, "image"),) if count and draw(st.booleans()) else ()
+    )
     return Segment(
         kind,
         np.array(token_ids, dtype=np.int32),
@@ -111,7 +117,9 @@ call_records = st.builds(
     ),
 )
 messages = st.builds(
-    lambda role, content: {"role": role, "content": content}, st.just("user"), texts | json_values
+    lambda role, content: {"role": role, "content": content},
+    st.just("user"),
+    texts | json_values,
 )
 
 
@@ -132,7 +140,13 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 st.none()
                 | st.just(
                     SamplingParams(
-                        64, 0.7, 0.9, 5, 0.1, stop_token_ids=(1, 2), stop=("</tool_call>", "\n")
+                        64,
+                        0.7,
+                        0.9,
+                        5,
+                        0.1,
+                        stop_token_ids=(1, 2),
+                        stop=("</tool_call>", "\n"),
                     )
                 )
             ),
@@ -250,7 +264,9 @@ def test_what_json_has_no_word_for(value: Any, stored: Any) -> None:
 
 def test_a_message_without_content_has_no_words() -> None:
     message: Any = {"role": "assistant", "tool_calls": []}
-    row, _ = encode_trajectory(trajectory_with(task=Task("t", (message,))), step=0, recorded_at=0.0)
+    row, _ = encode_trajectory(
+        trajectory_with(task=Task("t", (message,))), step=0, recorded_at=0.0
+    )
     assert row["prompt"] == ""
 
 
@@ -309,5 +325,7 @@ def test_a_row_that_lost_tokens_is_refused() -> None:
     )
     row, arrays = encode_trajectory(trajectory_with(turns=(turn,)), step=0, recorded_at=0.0)
 
-    with pytest.raises(StoreError, match=r"'0-0-0' cannot be read back.*more than its 1 tokens"):
+    with pytest.raises(
+        StoreError, match=r"'0-0-0' cannot be read back.*more than its 1 tokens"
+    ):
         decode_trajectory(row, TokenArrays.unpack(arrays.pack(), 1))

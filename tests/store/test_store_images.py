@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter, encode_trajectory
+from agentrl.store import (
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+    encode_trajectory,
+)
 from agentrl.types import (
     CallRecord,
     Image,
@@ -46,10 +51,20 @@ def with_pictures(group_index: int = 0) -> Trajectory:
         message={"role": "assistant", "content": "", "tool_calls": [called.openai()]},
         observed=(user,),
         images=(ASKED,),
-        calls=(CallRecord(called, None, ToolResult("call_0", "look", "seen", images=(GIVEN,))),),
+        calls=(
+            CallRecord(called, None, ToolResult("call_0", "look", "seen", images=(GIVEN,))),
+        ),
     )
     return Trajectory(
-        Task("t", (user,)), group_index, 0, 0, "train", (turn,), Status("terminated"), {}, 1.0
+        Task("t", (user,)),
+        group_index,
+        0,
+        0,
+        "train",
+        (turn,),
+        Status("terminated"),
+        {},
+        1.0,
     )
 
 

@@ -21,7 +21,10 @@ def stored(run: RunDirectory, make: Make) -> RunDirectory:
         writer.write(make(3), 2)
         writer.write(make(1), 1)
         writer.write(
-            make(0, status=Status("failed", "sandbox", "no space"), reward=None, rewards={}), 1
+            make(
+                0, status=Status("failed", "sandbox", "no space"), reward=None, rewards={}
+            ),
+            1,
         )
         writer.write(make(0, label="code/before/greedy", purpose="eval"), 0)
     return run
@@ -37,7 +40,9 @@ def stored(run: RunDirectory, make: Make) -> RunDirectory:
         ({"task_id": "task-1", "purpose": "train"}, ["1-0-0", "3-0-0"]),
     ],
 )
-def test_filters(stored: RunDirectory, filters: dict[str, object], found: list[str]) -> None:
+def test_filters(
+    stored: RunDirectory, filters: dict[str, object], found: list[str]
+) -> None:
     assert [entry.id for entry in TrajectoryReader(stored).summaries(**filters)] == found  # type: ignore[arg-type]
 
 
@@ -113,7 +118,9 @@ def test_damaged_parts_are_named_and_passed_over(
         with TrajectoryWriter(run, kept) as writer:
             writer.write(make(step), step)
             writer.seal(step)
-    truncated, narrow = (next(run.sealed_folder.glob(f"*/{name}*")) for name in ("trun", "narrow"))
+    truncated, narrow = (
+        next(run.sealed_folder.glob(f"*/{name}*")) for name in ("trun", "narrow")
+    )
     truncated.write_bytes(truncated.read_bytes()[:-100])
     pq.write_table(pq.read_table(narrow, partitioning=None).drop_columns(["id"]), narrow)
 

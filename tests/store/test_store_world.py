@@ -82,7 +82,10 @@ def test_secrets_are_masked_in_states_files_and_reasons(
     run = RunDirectory.create(tmp_path / "masked")
     secret = Blob.of(b'{"key":"hunter2-hunter2"}')
     one = replace(
-        make(0), first_state=secret, reasons={"judge": "hunter2-hunter2"}, last_info={"k": "ok"}
+        make(0),
+        first_state=secret,
+        reasons={"judge": "hunter2-hunter2"},
+        last_info={"k": "ok"},
     )
     turn = replace(one.turns[0], files={".env": Blob.of(b"\xffKEY=hunter2-hunter2")})
     with TrajectoryWriter(run) as writer:

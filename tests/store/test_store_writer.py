@@ -28,7 +28,8 @@ Make = Callable[..., Trajectory]
 
 def shards(run: RunDirectory) -> list[str]:
     return sorted(
-        str(path.relative_to(run.sealed_folder)) for path in run.sealed_folder.rglob("*.parquet")
+        str(path.relative_to(run.sealed_folder))
+        for path in run.sealed_folder.rglob("*.parquet")
     )
 
 
@@ -37,7 +38,9 @@ def ids(run: RunDirectory) -> list[str]:
 
 
 def live_files(run: RunDirectory) -> list[Path]:
-    return sorted(path for path in run.live_folder.rglob("*") if path.suffix in (".jsonl", ".zst"))
+    return sorted(
+        path for path in run.live_folder.rglob("*") if path.suffix in (".jsonl", ".zst")
+    )
 
 
 def test_a_sealed_step_is_a_shard_and_no_live_file(run: RunDirectory, make: Make) -> None:
@@ -79,7 +82,9 @@ def test_a_shard_has_groups_of_32_rows(run: RunDirectory, make: Make) -> None:
             writer.write(make(group_index), 0)
 
     metadata = pq.read_metadata(run.shard_path(0, "driver", 1))
-    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [
+    assert [
+        metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)
+    ] == [
         32,
         32,
         6,
@@ -118,13 +123,18 @@ def test_a_seal_leaves_other_steps_live(run: RunDirectory, make: Make) -> None:
         assert ids(run) == ["0-0-0", "1-0-0"]
 
 
-def test_what_comes_after_the_seal_makes_another_shard(run: RunDirectory, make: Make) -> None:
+def test_what_comes_after_the_seal_makes_another_shard(
+    run: RunDirectory, make: Make
+) -> None:
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 1)
         writer.seal(1)
         writer.write(make(1), 1)
 
-    assert shards(run) == ["step=000001/driver-0001.parquet", "step=000001/driver-0002.parquet"]
+    assert shards(run) == [
+        "step=000001/driver-0001.parquet",
+        "step=000001/driver-0002.parquet",
+    ]
 
 
 def test_sealing_a_step_without_trajectories_makes_nothing(run: RunDirectory) -> None:
@@ -140,7 +150,10 @@ def test_close_seals_what_is_left(run: RunDirectory, make: Make) -> None:
         writer.write(make(0), 1)
         writer.write(make(1), 2)
 
-    assert shards(run) == ["step=000001/driver-0001.parquet", "step=000002/driver-0001.parquet"]
+    assert shards(run) == [
+        "step=000001/driver-0001.parquet",
+        "step=000002/driver-0001.parquet",
+    ]
 
 
 def test_a_closed_writer_says_so(run: RunDirectory, make: Make) -> None:
@@ -247,7 +260,9 @@ def test_no_more_than_the_queue_holds_is_in_memory(
         assert writer.counts.written == 9
 
 
-def test_a_store_that_takes_nothing_is_named(run: RunDirectory, make: Make, gate: Gate) -> None:
+def test_a_store_that_takes_nothing_is_named(
+    run: RunDirectory, make: Make, gate: Gate
+) -> None:
     writer = TrajectoryWriter(run, queue_size=2, timeout_s=0.2)
     writer.write(make(0), 0)
     writer.write(make(1), 0)
@@ -263,10 +278,16 @@ def test_a_store_that_takes_nothing_is_named(run: RunDirectory, make: Make, gate
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "driver.lock is held by another process" in told.stderr
     gate.open()
-    until(lambda: not subprocess.run([sys.executable, "-c", code], capture_output=True).returncode)
+    until(
+        lambda: (
+            not subprocess.run([sys.executable, "-c", code], capture_output=True).returncode
+        )
+    )
 
 
-def test_an_annotation_waits_for_room_and_is_never_dropped(run: RunDirectory, gate: Gate) -> None:
+def test_an_annotation_waits_for_room_and_is_never_dropped(
+    run: RunDirectory, gate: Gate
+) -> None:
     with TrajectoryWriter(run, queue_size=3) as writer:
         offered: list[int] = []
 
@@ -288,7 +309,9 @@ def test_an_annotation_waits_for_room_and_is_never_dropped(run: RunDirectory, ga
     assert len(list(TrajectoryReader(run).annotations(step=1))) == 9
 
 
-def test_a_disk_that_refuses_is_raised_by_the_next_call(run: RunDirectory, make: Make) -> None:
+def test_a_disk_that_refuses_is_raised_by_the_next_call(
+    run: RunDirectory, make: Make
+) -> None:
     writer = TrajectoryWriter(run)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -296,7 +319,8 @@ def test_a_disk_that_refuses_is_raised_by_the_next_call(run: RunDirectory, make:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, old[1]))
         writer.write(make(0, num_tokens=1000, text="x" * 4000), 0)
         with pytest.raises(
-            StoreError, match=r"'driver' failed: File too large; .* were not stored: fix that"
+            StoreError,
+            match=r"'driver' failed: File too large; .* were not stored: fix that",
         ):
             writer.flush()
         with pytest.raises(StoreError, match="File too large"):
@@ -313,7 +337,9 @@ def test_a_failure_does_not_hide_the_error_that_ended_the_run(
     side = {"x": np.array([object()] * 4)}
     bad = make(0)
     turn = bad.turns[0]
-    segment = type(turn.context[0])(turn.context[0].kind, turn.context[0].token_ids, side=side)
+    segment = type(turn.context[0])(
+        turn.context[0].kind, turn.context[0].token_ids, side=side
+    )
     unstorable = make(0, turns=(type(turn)(0, None, (segment,), (), "", turn.message),))
 
     def fail() -> None:
@@ -326,7 +352,10 @@ def test_a_failure_does_not_hide_the_error_that_ended_the_run(
 
     (note,) = raised.value.__notes__
     assert "and the store failed" in note
-    assert f"trajectory '0-0-0' of task {bad.task.id!r} cannot be stored: StoreError: side" in note
+    assert (
+        f"trajectory '0-0-0' of task {bad.task.id!r} cannot be stored: StoreError: side"
+        in note
+    )
 
 
 WRITE_AND_DIE = """
@@ -397,7 +426,9 @@ def test_a_torn_tail_is_all_that_a_death_costs(run: RunDirectory, make: Make) ->
     assert ids(run) == ["0-0-0"]
 
 
-def test_a_line_whose_frame_the_disk_lost_is_torn_too(run: RunDirectory, make: Make) -> None:
+def test_a_line_whose_frame_the_disk_lost_is_torn_too(
+    run: RunDirectory, make: Make
+) -> None:
     path = run.live_folder / "step=000004" / "driver-0001.jsonl"
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 4)

@@ -39,7 +39,10 @@ def tools() -> list[dict[str, Any]]:
         names = json.loads(MODE.removeprefix("names:"))
     rule = {"type": "no such type"} if MODE == "badschema" else {"type": "string"}
     schema = {"type": "object", "properties": {"text": rule}, "required": ["text"]}
-    return [{"name": name, "description": f"To {name}.", "inputSchema": schema} for name in names]
+    return [
+        {"name": name, "description": f"To {name}.", "inputSchema": schema}
+        for name in names
+    ]
 
 
 def misbehave(name: str) -> None:
@@ -52,7 +55,9 @@ def misbehave(name: str) -> None:
     while name == "flood":
         sys.stdout.write("x" * 65536)
     while name == "spam":
-        say({"method": "notifications/message", "params": {"level": "info", "data": "spam"}})
+        say(
+            {"method": "notifications/message", "params": {"level": "info", "data": "spam"}}
+        )
 
 
 def called(number: object, name: str, text: str) -> None:
@@ -89,7 +94,9 @@ def main() -> None:
             say({"id": number, "result": answer})
         elif method == "tools/list":
             endless = MODE == "pages" or (MODE == "more_pages" and swapped)
-            page = {"tools": [], "nextCursor": str(number)} if endless else {"tools": tools()}
+            page = (
+                {"tools": [], "nextCursor": str(number)} if endless else {"tools": tools()}
+            )
             say({"id": number, "result": page})
         elif method == "tools/call":
             called(number, asked["params"]["name"], asked["params"]["arguments"]["text"])

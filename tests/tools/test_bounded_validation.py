@@ -45,7 +45,9 @@ async def test_a_reference_to_elsewhere_is_refused_and_not_fetched(
     served: tuple[str, list[str]], keyword: str
 ) -> None:
     address, asked = served
-    with pytest.raises(ToolError, match=r"refers to 'http.*nothing is fetched; copy it into"):
+    with pytest.raises(
+        ToolError, match=r"refers to 'http.*nothing is fetched; copy it into"
+    ):
         await ToolExecutor([a_tool(x={"items": {keyword: f"{address}/x.json"}})]).run(
             [ToolCall("c", "f", {"x": [1]})]
         )
@@ -62,7 +64,9 @@ async def test_a_reference_within_the_schema_holds() -> None:
         },
     }
     run = ToolExecutor([Tool.from_schema(schema, lambda **given: "ran")]).run
-    right, wrong = await run([ToolCall("call_0", "f", {"x": 3}), ToolCall("call_1", "f", {"x": 4})])
+    right, wrong = await run(
+        [ToolCall("call_0", "f", {"x": 3}), ToolCall("call_1", "f", {"x": 4})]
+    )
 
     assert right.result is not None
     assert right.result.error is None
@@ -98,11 +102,19 @@ def test_a_pattern_that_is_none_is_refused_with_the_tool(rule: dict[str, Any]) -
             {"n": "1"},
         ),
         (
-            {"type": "object", "patternProperties": {"^n": {}}, "additionalProperties": False},
+            {
+                "type": "object",
+                "patternProperties": {"^n": {}},
+                "additionalProperties": False,
+            },
             {"n1": 1},
             {"n1": 1, "m": 1},
         ),
-        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"n": 1}, {"n": "1"}),
+        (
+            {"type": "object", "additionalProperties": {"type": "integer"}},
+            {"n": 1},
+            {"n": "1"},
+        ),
     ],
 )
 async def test_patterns_are_obeyed(rule: dict[str, Any], right: Any, wrong: Any) -> None:
@@ -135,7 +147,9 @@ async def test_a_pattern_that_backtracks_ends(pattern: str, told: str) -> None:
 async def test_the_keys_of_an_object_are_matched_too() -> None:
     rule = {"patternProperties": {BACKTRACKS: {}}, "additionalProperties": False}
     tool = a_tool(x={"type": "object", **rule})
-    (record,) = await ToolExecutor([tool]).run([ToolCall("c", "f", {"x": {"a" * 200 + "b": 1}})])
+    (record,) = await ToolExecutor([tool]).run(
+        [ToolCall("c", "f", {"x": {"a" * 200 + "b": 1}})]
+    )
 
     assert record.result is not None
     assert "there is no argument" in record.result.content
@@ -187,7 +201,9 @@ def test_a_reference_leads_to_a_part_or_is_refused(reference: str, told: str) ->
         with pytest.raises(SchemaFault, match=told):
             checked_schema(schema)
     else:
-        assert [broken.rule for broken in checked_schema(schema).broken(["a"])] == ["integer"]
+        assert [broken.rule for broken in checked_schema(schema).broken(["a"])] == [
+            "integer"
+        ]
 
 
 JSON = st.recursive(
@@ -199,7 +215,8 @@ JSON = st.recursive(
         st.text("ab", max_size=1),
     ),
     lambda inner: (
-        st.lists(inner, max_size=2) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2)
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2)
     ),
     max_leaves=4,
 )

@@ -32,7 +32,9 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield built
 
 
-async def run(tool: Tool, sandbox: Sandbox | None, *calls: dict[str, Any]) -> list[ToolResult]:
+async def run(
+    tool: Tool, sandbox: Sandbox | None, *calls: dict[str, Any]
+) -> list[ToolResult]:
     made = [ToolCall(f"call_{n}", tool.spec.name, given) for n, given in enumerate(calls)]
     records = await ToolExecutor([tool]).run(made, sandbox=sandbox)
     return [record.result for record in records if record.result is not None]
@@ -42,7 +44,10 @@ async def test_the_shell_gives_output_errors_and_exit_code(sandbox: Sandbox) -> 
     shell = ShellTool()
     done, failed = [
         (await run(shell, sandbox, {"command": command}))[0]
-        for command in ("echo hi > a.txt; cat a.txt | tr h H", "cat a.txt; echo no >&2; exit 3")
+        for command in (
+            "echo hi > a.txt; cat a.txt | tr h H",
+            "cat a.txt; echo no >&2; exit 3",
+        )
     ]
     assert (done.content, done.error) == ("Hi", None)
     assert (failed.content, failed.error) == ("hi\nno\nExit code 3.", "exception")
@@ -88,12 +93,24 @@ async def test_files_are_created_viewed_changed_and_listed(sandbox: Sandbox) -> 
     ("given", "error", "why"),
     [
         ({"command": "create", "path": "a"}, "invalid_arguments", "create needs text"),
-        ({"command": "create", "path": "there", "text": ""}, "exception", "is there already"),
-        ({"command": "create", "path": ".//there", "text": ""}, "exception", "is there already"),
+        (
+            {"command": "create", "path": "there", "text": ""},
+            "exception",
+            "is there already",
+        ),
+        (
+            {"command": "create", "path": ".//there", "text": ""},
+            "exception",
+            "is there already",
+        ),
         ({"command": "create", "path": "../up", "text": ""}, "exception", "up"),
         ({"command": "view", "path": "none"}, "exception", "none"),
         ({"command": "view", "path": "bytes"}, "exception", "bytes is no text in UTF-8"),
-        ({"command": "view", "path": "there", "first_line": 0}, "invalid_arguments", "minimum"),
+        (
+            {"command": "view", "path": "there", "first_line": 0},
+            "invalid_arguments",
+            "minimum",
+        ),
         (
             {"command": "replace", "path": "there", "old": "a", "new": "b"},
             "exception",
@@ -121,7 +138,10 @@ async def test_files_of_any_size_are_cut_where_they_lie(sandbox: Sandbox) -> Non
     await sandbox.run("open('a', 'wb').write(b'\\n' * (60 * 2**20))")
     await sandbox.run("open('b', 'w').write('\u20ac' * 2**16)")
     tool = FilesTool(max_output_chars=10**9)
-    views = [{"command": "view", "path": "a"}, {"command": "view", "path": "a", "first_line": 9**6}]
+    views = [
+        {"command": "view", "path": "a"},
+        {"command": "view", "path": "a", "first_line": 9**6},
+    ]
     change = {"command": "replace", "path": "a", "old": "x", "new": "y"}
     tracemalloc.start()
     try:
@@ -133,7 +153,9 @@ async def test_files_of_any_size_are_cut_where_they_lie(sandbox: Sandbox) -> Non
     assert most < 64 * 2**20
     assert first.content.endswith("\n[... cut; the file has 62914560 lines ...]")
     assert second.content.startswith("531441  \n")
-    assert refused.content == "Error: a is larger than 2097152 bytes; change it by a program"
+    assert (
+        refused.content == "Error: a is larger than 2097152 bytes; change it by a program"
+    )
     (half,) = await run(tool, sandbox, {"command": "view", "path": "b"})
     shown = "\u20ac" * (2**17 // 3)
     assert half.content == f"     1  {shown}\n[... cut; the file has 1 lines ...]"
@@ -142,7 +164,8 @@ async def test_files_of_any_size_are_cut_where_they_lie(sandbox: Sandbox) -> Non
 async def test_changes_of_one_turn_lose_nothing(sandbox: Sandbox) -> None:
     await sandbox.write_file("a", b"".join(b"<%d>" % n for n in range(20)))
     changes = [
-        {"command": "replace", "path": "a", "old": f"<{n}>", "new": f"[{n}]"} for n in range(20)
+        {"command": "replace", "path": "a", "old": f"<{n}>", "new": f"[{n}]"}
+        for n in range(20)
     ]
     assert {result.error for result in await run(FilesTool(), sandbox, *changes)} == {None}
     assert await sandbox.read_file("a") == b"".join(b"[%d]" % n for n in range(20))
@@ -191,7 +214,12 @@ async def test_what_is_no_arithmetic_is_told(expression: str, why: str) -> None:
 
 
 async def test_it_takes_no_time_whatever_is_asked() -> None:
-    hostile = ["*".join(["9**900"] * 140), "9" * 990, "-" * 900 + "1", "(" * 190 + "1" + ")" * 190]
+    hostile = [
+        "*".join(["9**900"] * 140),
+        "9" * 990,
+        "-" * 900 + "1",
+        "(" * 190 + "1" + ")" * 190,
+    ]
     start = time.process_time()
     await run(CalculatorTool(), None, *[{"expression": text} for text in hostile])
     assert time.process_time() - start < 10.0  # hours, where it computed what was asked
@@ -212,4 +240,6 @@ async def test_a_submitted_answer_ends_the_episode_and_is_what_rewards_read() ->
 
 def test_each_has_a_name() -> None:
     names = ["calculator", "files", "python", "shell", "submit"]
-    assert [made.spec.name for made in resolve_tools(names) if isinstance(made, Tool)] == names
+    assert [
+        made.spec.name for made in resolve_tools(names) if isinstance(made, Tool)
+    ] == names

@@ -35,7 +35,10 @@ def jsonl(path: Path, rows: Sequence[Mapping[str, Any]] = ROWS) -> Path:
 
 
 def found(index: Retriever, query: str, top_k: int = 4) -> list[tuple[str, str]]:
-    return [(hit.document.id, hit.document.title) for hit in index.search_many([query], top_k)[0]]
+    return [
+        (hit.document.id, hit.document.title)
+        for hit in index.search_many([query], top_k)[0]
+    ]
 
 
 def as_jsonl(folder: Path) -> Path:
@@ -46,9 +49,12 @@ def as_parquet(folder: Path) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [{"id": None, "title": None, "text": None, "contents": None, **row} for row in ROWS]
+    rows = [
+        {"id": None, "title": None, "text": None, "contents": None, **row} for row in ROWS
+    ]
     columns = {
-        name: [None if row[name] is None else str(row[name]) for row in rows] for name in rows[0]
+        name: [None if row[name] is None else str(row[name]) for row in rows]
+        for name in rows[0]
     }
     pq.write_table(pa.table(columns), folder / "corpus.parquet")
     return folder / "corpus.parquet"
@@ -57,9 +63,9 @@ def as_parquet(folder: Path) -> Path:
 def as_dataset(folder: Path) -> Path:
     from datasets import Dataset
 
-    Dataset.from_parquet(str(as_parquet(folder)), cache_dir=str(folder / "hf")).save_to_disk(
-        folder / "set"
-    )
+    Dataset.from_parquet(
+        str(as_parquet(folder)), cache_dir=str(folder / "hf")
+    ).save_to_disk(folder / "set")
     return folder / "set"
 
 
@@ -116,7 +122,11 @@ def test_of_several_processes_one_builds_and_the_others_wait(tmp_path: Path) -> 
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         for _ in range(2)
     ]
@@ -171,7 +181,9 @@ def test_a_line_that_is_no_document_is_named_with_file_and_line(
         ("c.parquet", "no parquet", "cannot be read as Parquet"),
     ],
 )
-def test_what_is_no_corpus_is_named(tmp_path: Path, name: str, text: str | None, told: str) -> None:
+def test_what_is_no_corpus_is_named(
+    tmp_path: Path, name: str, text: str | None, told: str
+) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=told):
@@ -181,7 +193,9 @@ def test_what_is_no_corpus_is_named(tmp_path: Path, name: str, text: str | None,
 def test_a_folder_of_several_splits_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "dataset_dict.json").write_text("{}")
-    with pytest.raises(DataError, match=r"holds several splits; name one of them: .*/set/SPLIT"):
+    with pytest.raises(
+        DataError, match=r"holds several splits; name one of them: .*/set/SPLIT"
+    ):
         DiskIndex(tmp_path / "set", tmp_path / "index")
 
 

@@ -21,7 +21,8 @@ from tests.kit.waiting import DEADLINE_S
 
 def calls(*wanted: tuple[str, Mapping[str, Any]]) -> list[ToolCall]:
     return [
-        ToolCall(f"call_{index}", name, arguments) for index, (name, arguments) in enumerate(wanted)
+        ToolCall(f"call_{index}", name, arguments)
+        for index, (name, arguments) in enumerate(wanted)
     ]
 
 
@@ -29,7 +30,9 @@ async def results(
     executor: ToolExecutor, *wanted: tuple[str, Mapping[str, Any]]
 ) -> list[ToolResult]:
     return [
-        record.result for record in await executor.run(calls(*wanted)) if record.result is not None
+        record.result
+        for record in await executor.run(calls(*wanted))
+        if record.result is not None
     ]
 
 
@@ -106,9 +109,9 @@ async def test_calls_of_a_turn_run_at_once() -> None:
         barrier.wait(DEADLINE_S)  # passes only where all three are inside
         return "met"
 
-    assert [r.content for r in await results(ToolExecutor([meet]), *[("meet", {})] * 3)] == [
-        "met"
-    ] * 3
+    assert [
+        r.content for r in await results(ToolExecutor([meet]), *[("meet", {})] * 3)
+    ] == ["met"] * 3
 
 
 async def test_an_unknown_tool_is_told_what_there_is() -> None:
@@ -145,7 +148,10 @@ async def test_invalid_arguments_are_told_what_to_mend(
 
 async def test_rules_within_a_value_name_their_place() -> None:
     item = {"type": "object", "properties": {"n": {"maximum": 5}}, "required": ["n"]}
-    parameters = {"type": "object", "properties": {"items": {"type": "array", "items": item}}}
+    parameters = {
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": item}},
+    }
     made = Tool.from_schema({"name": "pick", "parameters": parameters}, lambda items=(): "")
 
     content = (await only(ToolExecutor([made]), "pick", items=[{"n": 9}, {}])).content
@@ -181,7 +187,10 @@ async def test_ten_megabytes_of_arguments_are_read_checked_and_given() -> None:
 async def test_a_tool_that_raises_tells_the_model() -> None:
     result = await only(ToolExecutor([fail]), "fail", how="so")
 
-    assert (result.error, result.content) == ("exception", "Error: fail raised ValueError: so")
+    assert (result.error, result.content) == (
+        "exception",
+        "Error: fail raised ValueError: so",
+    )
 
 
 @pytest.mark.parametrize("how", ["exit", "stop"])
@@ -223,7 +232,9 @@ async def test_what_a_tool_gives_becomes_numbers_and_lists(what: str, text: str)
         ("huge", r"tool 'give': ToolOutput\.reward must be a finite number, got 1000"),
     ],
 )
-async def test_what_a_tool_must_not_give_is_told_to_its_author(what: str, told: str) -> None:
+async def test_what_a_tool_must_not_give_is_told_to_its_author(
+    what: str, told: str
+) -> None:
     with pytest.raises(ToolError, match=told) as caught:
         await only(ToolExecutor([give]), "give", what=what)
     assert not caught.value.retryable
@@ -317,7 +328,9 @@ async def in_pieces(number: int) -> AsyncIterator[Any]:
 @pytest.mark.parametrize("made", [of_generator, of_map, of_coroutine, in_pieces])
 async def test_what_a_tool_gives_piece_by_piece_is_read_in_a_thread(made: Tool) -> None:
     READ_IN.clear()
-    assert (await only(ToolExecutor([made]), made.spec.name, number=3)).content == "[0, 1, 4]"
+    assert (
+        await only(ToolExecutor([made]), made.spec.name, number=3)
+    ).content == "[0, 1, 4]"
     assert READ_IN == ["agentrl-tool"] * 3
 
 
@@ -443,7 +456,11 @@ async def test_an_output_may_tell_its_error_and_numbers() -> None:
 
     result = await only(ToolExecutor([measure]), "measure")
 
-    assert (result.content, result.error, result.metrics) == ("slow", "timeout", {"cpu_s": 1.0})
+    assert (result.content, result.error, result.metrics) == (
+        "slow",
+        "timeout",
+        {"cpu_s": 1.0},
+    )
 
 
 async def test_a_tool_class_that_gives_no_text_is_our_error() -> None:

@@ -24,7 +24,10 @@ ADD_JSON = json.dumps(ADD, ensure_ascii=False)
 TOOL = ToolSpec(
     "add",
     "Adds.",
-    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}}},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}},
+    },
 )
 
 
@@ -46,7 +49,9 @@ def glm(name: str, **arguments: str) -> str:
 
 
 def harmony(name: str, arguments: str) -> str:
-    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+    return (
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+    )
 
 
 def llama(name: str, arguments: str) -> str:
@@ -72,7 +77,8 @@ ONE_CALL: dict[type[ToolCallParser], tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize(
-    ("parser", "text"), [(parser, text) for parser, texts in ONE_CALL.items() for text in texts]
+    ("parser", "text"),
+    [(parser, text) for parser, texts in ONE_CALL.items() for text in texts],
 )
 def test_one_call(parser: Callable[[], ToolCallParser], text: str) -> None:
     parsed = parser().parse(text, (TOOL,))
@@ -131,7 +137,9 @@ def test_thoughts_are_set_apart(parser: Callable[[], ToolCallParser], text: str)
         (GLMParser, glm("f") + "\n" + glm("g")),
     ],
 )
-def test_several_calls_in_their_order(parser: Callable[[], ToolCallParser], text: str) -> None:
+def test_several_calls_in_their_order(
+    parser: Callable[[], ToolCallParser], text: str
+) -> None:
     parsed = parser().parse(text)
 
     assert [(call.id, call.name) for call in parsed.tool_calls] == [
@@ -192,7 +200,11 @@ def test_a_harmony_answer_is_content() -> None:
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>4"
     )
 
-    assert parsed.message == {"role": "assistant", "content": "4", "reasoning_content": "Hm."}
+    assert parsed.message == {
+        "role": "assistant",
+        "content": "4",
+        "reasoning_content": "Hm.",
+    }
 
 
 @pytest.mark.parametrize(
@@ -311,7 +323,8 @@ def test_any_text_is_read_and_numbered_without_gaps(
 ) -> None:
     parsed: ParsedMessage = parser().parse(text, (TOOL,))
     ids = sorted(
-        int(item.id.removeprefix("call_")) for item in (*parsed.tool_calls, *parsed.problems)
+        int(item.id.removeprefix("call_"))
+        for item in (*parsed.tool_calls, *parsed.problems)
     )
 
     assert ids == list(range(len(ids)))

@@ -46,7 +46,9 @@ def port() -> Iterator[int]:
 
 
 async def fetched(tool: FetchUrlTool, url: str) -> ToolResult:
-    (record,) = await ToolExecutor([tool]).run([ToolCall("call_0", "fetch_url", {"url": url})])
+    (record,) = await ToolExecutor([tool]).run(
+        [ToolCall("call_0", "fetch_url", {"url": url})]
+    )
     assert record.result is not None
     return record.result
 
@@ -67,7 +69,9 @@ def local(port: int, **settings: Any) -> FetchUrlTool:
         ("/é ü", "café", None),
     ],
 )
-async def test_a_page_as_text(port: int, path: str, content: str, error: str | None) -> None:
+async def test_a_page_as_text(
+    port: int, path: str, content: str, error: str | None
+) -> None:
     result = await fetched(local(port), f"http://127.0.0.1:{port}{path}")
     assert (result.content, result.error) == (content, error)
 
@@ -116,7 +120,9 @@ async def test_only_listed_hosts_are_asked(url: str) -> None:
     )
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "2130706433", "0x7f000001"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "[::1]", "2130706433", "0x7f000001"]
+)
 async def test_a_private_address_is_never_asked(port: int, host: str) -> None:
     result = await fetched(FetchUrlTool(["*"]), f"http://{host}:{port}/")
     assert result.error == "exception"
@@ -152,16 +158,23 @@ def test_addresses_that_are() -> None:
     assert is_public("2606:2800:220:1:248:1893:25c8:1946")
 
 
-async def test_a_name_that_changes_its_address_is_checked_where_it_is_connected(port: int) -> None:
+async def test_a_name_that_changes_its_address_is_checked_where_it_is_connected(
+    port: int,
+) -> None:
     answers: list[Sequence[str]] = [["93.184.216.34", "127.0.0.1"], ["127.0.0.1"]]
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         return answers.pop(0)
 
     network = CheckedNetwork(resolve=resolve)
-    for left in (1, 0):  # one private address among public ones, then a name that was rebound
+    for left in (
+        1,
+        0,
+    ):  # one private address among public ones, then a name that was rebound
         async with httpcore.AsyncConnectionPool(network_backend=network) as pool:
-            with pytest.raises(Exception, match=r"rebinding\.example is of a private network"):
+            with pytest.raises(
+                Exception, match=r"rebinding\.example is of a private network"
+            ):
                 await pool.request("GET", f"http://rebinding.example:{port}/")
         assert len(answers) == left
     assert Handler.asked == []

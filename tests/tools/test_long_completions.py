@@ -18,7 +18,9 @@ from agentrl.tools.parsers import (
 )
 from agentrl.types import ParsedMessage, ToolSpec
 
-TOOL = ToolSpec("f", "Does it.", {"type": "object", "properties": {"a": {"type": "string"}}})
+TOOL = ToolSpec(
+    "f", "Does it.", {"type": "object", "properties": {"a": {"type": "string"}}}
+)
 FILLED = "word " * (READ_AT_ONCE // 5)
 CALLS = {
     HermesParser: '<tool_call>{"name": "f", "arguments": {"a": '
@@ -29,7 +31,9 @@ CALLS = {
 
 
 @pytest.mark.parametrize("parser", CALLS)
-async def test_a_long_completion_is_read_as_a_short_one_is(parser: type[ToolCallParser]) -> None:
+async def test_a_long_completion_is_read_as_a_short_one_is(
+    parser: type[ToolCallParser],
+) -> None:
     text = f"{FILLED}\n{CALLS[parser]}"
     assert len(text) > READ_AT_ONCE
 

@@ -19,7 +19,14 @@ from agentrl.config.load import load_config
 from agentrl.envs import ToolEnv
 from agentrl.errors import ConfigError, ToolError, ToolFaultError
 from agentrl.run.build import LiveObjects, env_spec
-from agentrl.tools import HermesParser, McpServerSpec, Tool, ToolOutput, close_shared_tools, tool
+from agentrl.tools import (
+    HermesParser,
+    McpServerSpec,
+    Tool,
+    ToolOutput,
+    close_shared_tools,
+    tool,
+)
 from agentrl.types import Action, Message, Task
 from tests.kit.waiting import DEADLINE_S, is_alive, until_async
 from tests.rollouts.bytewise import call
@@ -67,7 +74,9 @@ def lines(log: Path) -> list[str]:
 
 
 def pids(log: Path) -> list[int]:
-    return [int(line.split()[0]) for line in log.read_text().splitlines() if "start" in line]
+    return [
+        int(line.split()[0]) for line in log.read_text().splitlines() if "start" in line
+    ]
 
 
 async def test_episodes_share_a_server_of_the_process_which_ends_with_it(log: Path) -> None:
@@ -95,14 +104,21 @@ async def test_a_server_of_the_episode_ends_with_it(log: Path) -> None:
 
 async def test_listed_tools_alone_under_a_prefix(log: Path) -> None:
     env = await opened(log, tools=("echo", "fail"), prefix="fs_")
-    assert [one.name for one in (await env.reset(seed=0)).tools or ()] == ["fs_echo", "fs_fail"]
+    assert [one.name for one in (await env.reset(seed=0)).tools or ()] == [
+        "fs_echo",
+        "fs_fail",
+    ]
     assert (await said(env, "fs_echo", "x"))["content"] == "x"
     assert "there is no tool 'fs_die'" in (await said(env, "fs_die"))["content"]
-    with pytest.raises(ToolError, match="the server 'fs' has no tool 'nothing'; it has ask, bad"):
+    with pytest.raises(
+        ToolError, match="the server 'fs' has no tool 'nothing'; it has ask, bad"
+    ):
         await opened(log, tools=("nothing",))
 
 
-async def test_the_program_gets_few_variables(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_program_gets_few_variables(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET_KEY", "x")
     monkeypatch.setenv("PASSED", "y")
     env = await opened(log, pass_env=("PASSED",), env={"OWN": "z"})
@@ -111,7 +127,9 @@ async def test_the_program_gets_few_variables(log: Path, monkeypatch: pytest.Mon
     assert "SECRET_KEY" not in names
 
 
-@pytest.mark.parametrize("asked", ["sampling/createMessage", "elicitation/create", "roots/list"])
+@pytest.mark.parametrize(
+    "asked", ["sampling/createMessage", "elicitation/create", "roots/list"]
+)
 async def test_what_a_server_asks_of_its_client_is_refused(log: Path, asked: str) -> None:
     env = await opened(log)
     assert "not supported" in str((await said(env, "ask", asked))["content"]).lower()
@@ -128,7 +146,11 @@ async def test_a_server_that_misbehaves_is_ours_sent_once_and_started_again(
     with pytest.raises(ToolFaultError, match="the MCP server 'fs' failed") as caught:
         await said(env, name)
     assert time.monotonic() - start < 30
-    assert (caught.value.by_call, caught.value.alone, caught.value.retryable) == (True, True, True)
+    assert (caught.value.by_call, caught.value.alone, caught.value.retryable) == (
+        True,
+        True,
+        True,
+    )
     assert (await said(env, "echo", "again"))["content"] == "again"
     assert [line for line in lines(log) if line != "start"] == [f"{name} hi", "echo again"]
     first, *_ = pids(log)
@@ -146,7 +168,9 @@ async def test_what_a_dying_server_said_is_told_by_its_end(
         await said(env, "die")
     await said(env, "echo")  # by now the end of the first one is told
     told = [str(caught.value)]
-    told += [r.getMessage() for r in caplog.records if vars(r)["event"] == "mcp_server_failed"]
+    told += [
+        r.getMessage() for r in caplog.records if vars(r)["event"] == "mcp_server_failed"
+    ]
     assert len(told) == 2
     for text in told:
         assert "its standard error ends with: xxx" in text
@@ -198,7 +222,9 @@ async def test_a_schema_that_is_none_is_named(log: Path) -> None:
 
 
 async def test_pages_without_an_end_are_given_up(log: Path) -> None:
-    with pytest.raises(ToolError, match="the server 'fs' lists its tools on more than 100 pages"):
+    with pytest.raises(
+        ToolError, match="the server 'fs' lists its tools on more than 100 pages"
+    ):
         await opened(log, "pages")
     env = await opened(log, "more_pages")
     with pytest.raises(ToolError, match="more than 100 pages"):
@@ -309,7 +335,9 @@ async def test_one_that_speaks_http(log: Path, shape: str) -> None:
         action = HermesParser().parse(call("add", a=2, b=3))
         act = Action("", action.message, action.tool_calls, action.problems)
         assert (await env.step(act)).observation.messages[0]["content"] == "5"
-        with pytest.raises(ToolFaultError, match=r"server 'demo' failed: .*(4,194,304|4194304)"):
+        with pytest.raises(
+            ToolFaultError, match=r"server 'demo' failed: .*(4,194,304|4194304)"
+        ):
             await said(env, "large")
         if shape == "events":  # an answer in JSON carries nothing else
             with pytest.raises(ToolFaultError, match="the MCP server 'demo' failed"):
@@ -337,7 +365,9 @@ async def test_the_configuration_names_servers(log: Path, tmp_path: Path) -> Non
     assert isinstance(env, ToolEnv)
     await env.reset(seed=0)
     assert (await said(env, "echo", "x"))["content"] == "x"
-    config.write_text("model: {path: m}\ndata: {train: t.jsonl}\nenv: {mcp: {fs: {tools: [a]}}}\n")
+    config.write_text(
+        "model: {path: m}\ndata: {train: t.jsonl}\nenv: {mcp: {fs: {tools: [a]}}}\n"
+    )
     with pytest.raises(ConfigError, match=r"env\.mcp.*needs command or url"):
         load_config(config).resolved_stages()
 
@@ -366,5 +396,7 @@ async def test_a_program_starts_in_the_configurations_folder_with_this_python(
 
 def test_a_server_has_a_command_or_an_address() -> None:
     for settings in ({}, {"command": ("a",), "url": "http://b"}):
-        with pytest.raises(ConfigError, match=r"McpServerSpec\.command or url must be given"):
+        with pytest.raises(
+            ConfigError, match=r"McpServerSpec\.command or url must be given"
+        ):
             McpServerSpec(**settings)  # type: ignore[arg-type]

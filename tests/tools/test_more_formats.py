@@ -25,7 +25,10 @@ ADD = {"a": 1, "b": "é", "c": [1, {"x": None}]}
 TOOL = ToolSpec(
     "add",
     "Adds.",
-    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}}},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}},
+    },
 )
 PYTHON = ToolSpec("python", "Runs.", {"properties": {"code": {}}, "required": ["code"]})
 SHELL = ToolSpec("shell", "Runs.", {"properties": {"command": {}}, "required": ["command"]})
@@ -39,7 +42,8 @@ def coder(name: str, **values: str) -> str:
 
 def mistral(*calls: tuple[str, object]) -> str:
     written = [
-        {"name": name, "arguments": arguments, "id": "abc123def"} for name, arguments in calls
+        {"name": name, "arguments": arguments, "id": "abc123def"}
+        for name, arguments in calls
     ]
     return f"[TOOL_CALLS]{json.dumps(written, ensure_ascii=False)}"
 
@@ -53,7 +57,10 @@ ONE_CALL: list[tuple[type[ToolCallParser], str]] = [
     (PythonicParser, '[add(a=1, b="é", c=[1, {"x": None}])]'),
     (PythonicParser, '[add(a=1, b="é", c=[1, {"x": null}],)]'),
     (PythonicParser, "<|python_start|>[add(a=1, b='é', c=[1, {'x': None}])]<|python_end|>"),
-    (PythonicParser, "<|tool_call_start|>[add(a=1, b='é', c=[1, {'x': null}])]<|tool_call_end|>"),
+    (
+        PythonicParser,
+        "<|tool_call_start|>[add(a=1, b='é', c=[1, {'x': null}])]<|tool_call_end|>",
+    ),
 ]
 
 
@@ -69,9 +76,17 @@ def test_one_call(parser: Callable[[], ToolCallParser], text: str) -> None:
 @pytest.mark.parametrize(
     ("parser", "text", "content"),
     [
-        (QwenCoderParser, f"I add.\n{coder('f')}\n{coder('g')} There.", "I add.\n\n There."),
+        (
+            QwenCoderParser,
+            f"I add.\n{coder('f')}\n{coder('g')} There.",
+            "I add.\n\n There.",
+        ),
         (MistralParser, f"I add. {mistral(('f', {}), ('g', {}))} There.", "I add.  There."),
-        (MistralParser, "I add.[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{} There.", "I add. There."),
+        (
+            MistralParser,
+            "I add.[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{} There.",
+            "I add. There.",
+        ),
         (PythonicParser, "I add.\n[f(), g()]\nThere.", "I add.\n\nThere."),
     ],
 )
@@ -92,20 +107,42 @@ def test_several_calls_in_their_order_and_words_around_them(
     ("parser", "text", "kind", "detail"),
     [
         (QwenCoderParser, "<tool_call>{}</tool_call>", "missing_name", "<function=NAME>"),
-        (QwenCoderParser, coder("f", a="1").replace("</function>", ""), "bad_arguments", "''"),
+        (
+            QwenCoderParser,
+            coder("f", a="1").replace("</function>", ""),
+            "bad_arguments",
+            "''",
+        ),
         (QwenCoderParser, coder("f", a="1") + coder("f")[:-12], "unclosed", "</tool_call>"),
         (
             QwenCoderParser,
-            coder("f", a="1").replace("</function>", "<parameter=a>2</parameter></function>"),
+            coder("f", a="1").replace(
+                "</function>", "<parameter=a>2</parameter></function>"
+            ),
             "bad_arguments",
             "'a' is given twice",
         ),
-        (QwenCoderParser, coder("f", a="1").replace("</parameter>", ""), "bad_arguments", "1"),
+        (
+            QwenCoderParser,
+            coder("f", a="1").replace("</parameter>", ""),
+            "bad_arguments",
+            "1",
+        ),
         (MistralParser, "[TOOL_CALLS] and then", "malformed_json", "no call follows"),
         (MistralParser, "[TOOL_CALLS][]", "malformed_json", "has no call"),
-        (MistralParser, '[TOOL_CALLS][{"name": "f", "arguments": {}}', "unclosed", "end it with ]"),
+        (
+            MistralParser,
+            '[TOOL_CALLS][{"name": "f", "arguments": {}}',
+            "unclosed",
+            "end it with ]",
+        ),
         (MistralParser, '[TOOL_CALLS][{"arguments": {}}]', "missing_name", '"name"'),
-        (MistralParser, '[TOOL_CALLS][{"name": "f", "arguments": {]', "malformed_json", "JSON"),
+        (
+            MistralParser,
+            '[TOOL_CALLS][{"name": "f", "arguments": {]',
+            "malformed_json",
+            "JSON",
+        ),
         (MistralParser, "[TOOL_CALLS]f[ARGS][1]", "bad_arguments", "an object"),
         (MistralParser, "[TOOL_CALLS]f[ARGS]{", "malformed_json", "JSON"),
         (PythonicParser, "[f(1)]", "malformed_json", "by name"),
@@ -115,13 +152,33 @@ def test_several_calls_in_their_order_and_words_around_them(
         (PythonicParser, "[f(a=1e999)]", "malformed_json", "a must be a literal"),
         (PythonicParser, "[f(a={**b})]", "malformed_json", "a must be a literal"),
         (PythonicParser, r"[f(a='\ud800')]", "malformed_json", "without its other half"),
-        (PythonicParser, "[f(a=1, a=2)]", "malformed_json", "the argument 'a' is given twice"),
-        (PythonicParser, "[f(a={'b': 1, 'b': 2})]", "malformed_json", "the key 'b' is given twice"),
+        (
+            PythonicParser,
+            "[f(a=1, a=2)]",
+            "malformed_json",
+            "the argument 'a' is given twice",
+        ),
+        (
+            PythonicParser,
+            "[f(a={'b': 1, 'b': 2})]",
+            "malformed_json",
+            "the key 'b' is given twice",
+        ),
         (PythonicParser, "[f(a={1: 2, '1': 3})]", "malformed_json", "in double quotes"),
         (PythonicParser, "[f(a=", "unclosed", "is not closed"),
         (PythonicParser, "[f(a='x)]", "unclosed", "is not closed"),
-        (PythonicParser, "<|python_start|>f(a=1)<|python_end|>", "unclosed", "is not closed"),
-        (PythonicParser, "[f(a" + "=[" * 100 + "]" * 100 + ")]", "unclosed", "is not closed"),
+        (
+            PythonicParser,
+            "<|python_start|>f(a=1)<|python_end|>",
+            "unclosed",
+            "is not closed",
+        ),
+        (
+            PythonicParser,
+            "[f(a" + "=[" * 100 + "]" * 100 + ")]",
+            "unclosed",
+            "is not closed",
+        ),
         (PythonicParser, f"[f(a='{'x' * 20_000}')]", "bad_arguments", "16384 characters"),
         (FenceParser, "```python\nprint(1)", "unclosed", "a line of ```"),
         (FenceParser, "```pair\n1\n```", "bad_arguments", "needs ['x', 'y']"),
@@ -139,10 +196,14 @@ def test_a_slip_is_a_problem_that_says_what_to_write(
 
 def test_the_call_behind_a_slip_is_read() -> None:
     broken = coder("f", a="1").replace("</parameter>", "")
-    assert [call.name for call in QwenCoderParser().parse(broken + coder("g")).tool_calls] == ["g"]
+    assert [
+        call.name for call in QwenCoderParser().parse(broken + coder("g")).tool_calls
+    ] == ["g"]
     marked = "[TOOL_CALLS][{[TOOL_CALLS]g[ARGS]{}"
     assert [call.name for call in MistralParser().parse(marked).tool_calls] == ["g"]
-    assert [call.name for call in PythonicParser().parse("[f(a=\n[g()]").tool_calls] == ["g"]
+    assert [call.name for call in PythonicParser().parse("[f(a=\n[g()]").tool_calls] == [
+        "g"
+    ]
 
 
 def test_a_value_may_hold_what_closes_a_call_and_keeps_its_lines() -> None:
@@ -218,7 +279,9 @@ PIECES = [
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @given(st.lists(st.sampled_from(PIECES), max_size=24))
-def test_whatever_is_written_is_a_call_a_problem_or_content(name: str, pieces: list[str]) -> None:
+def test_whatever_is_written_is_a_call_a_problem_or_content(
+    name: str, pieces: list[str]
+) -> None:
     text = "".join(pieces)
     parsed = BUILT_IN[name]().parse(text, (PYTHON,))
 

@@ -39,7 +39,11 @@ def test_a_call_and_the_text_around_it() -> None:
         "role": "assistant",
         "content": "Let me see.  Done.",
         "tool_calls": [
-            {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+            {
+                "id": "call_0",
+                "type": "function",
+                "function": {"name": "add", "arguments": {"a": 1}},
+            }
         ],
     }
 
@@ -59,7 +63,10 @@ def test_calls_and_problems_share_one_sequence_of_ids() -> None:
 
 
 def test_what_is_no_call_stays_in_the_content() -> None:
-    assert parse(f"Hm {block('{oops}')}").message["content"] == "Hm <tool_call>{oops}</tool_call>"
+    assert (
+        parse(f"Hm {block('{oops}')}").message["content"]
+        == "Hm <tool_call>{oops}</tool_call>"
+    )
 
 
 def test_thoughts_are_set_apart() -> None:
@@ -90,7 +97,10 @@ def test_a_call_within_thoughts_is_a_thought() -> None:
 def test_thoughts_that_never_end_are_thoughts() -> None:
     parsed = parse("<think>hm, hm")
 
-    assert (parsed.message["content"], parsed.message["reasoning_content"]) == ("", "hm, hm")
+    assert (parsed.message["content"], parsed.message["reasoning_content"]) == (
+        "",
+        "hm, hm",
+    )
 
 
 def test_a_closing_tag_within_a_json_string_does_not_close() -> None:
@@ -100,9 +110,9 @@ def test_a_closing_tag_within_a_json_string_does_not_close() -> None:
 
 
 def test_arguments_given_as_a_json_string_are_read() -> None:
-    assert parse(block('{"name": "f", "arguments": "{\\"a\\": 1}"}')).tool_calls[0].arguments == {
-        "a": 1
-    }
+    assert parse(block('{"name": "f", "arguments": "{\\"a\\": 1}"}')).tool_calls[
+        0
+    ].arguments == {"a": 1}
 
 
 def test_many_brackets_side_by_side_are_not_deep() -> None:
@@ -121,8 +131,16 @@ def test_a_call_without_arguments_has_none() -> None:
         ("", "malformed_json", "Expecting value at character 0"),
         ('{"name": "f", "arguments": {"a": 1}', "malformed_json", "at character"),
         ("{'name': 'f'}", "malformed_json", "double quotes"),
-        ('{"name": "f", "arguments": {"a": NaN}}', "malformed_json", "NaN is no JSON number"),
-        ('{"name": "f", "arguments": {"a": -1e999}}', "malformed_json", "-1e999 is too large"),
+        (
+            '{"name": "f", "arguments": {"a": NaN}}',
+            "malformed_json",
+            "NaN is no JSON number",
+        ),
+        (
+            '{"name": "f", "arguments": {"a": -1e999}}',
+            "malformed_json",
+            "-1e999 is too large",
+        ),
         ('{"name": "f", "name": "g"}', "malformed_json", "the key 'name' is given twice"),
         (
             '{"name": "f", "arguments": {"a": "\\ud800"}}',
@@ -147,9 +165,17 @@ def test_a_call_without_arguments_has_none() -> None:
         ('{"name": " "}', "missing_name", "got a string"),
         ('{"name": "f", "arguments": [1]}', "bad_arguments", "got a list"),
         ('{"name": "f", "arguments": null}', "bad_arguments", "got null"),
-        ('{"name": "f", "arguments": "a=1"}', "bad_arguments", "is a string that is no valid JSON"),
+        (
+            '{"name": "f", "arguments": "a=1"}',
+            "bad_arguments",
+            "is a string that is no valid JSON",
+        ),
         ('{"name": "f", "arguments": "{} x"}', "bad_arguments", "'x' follows it"),
-        ('{"name": "f", "parameters": {}}', "bad_arguments", "'parameters' is no key of a call"),
+        (
+            '{"name": "f", "parameters": {}}',
+            "bad_arguments",
+            "'parameters' is no key of a call",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_told_by_kind(body: str, kind: str, detail: str) -> None:
@@ -183,7 +209,17 @@ def test_a_call_within_a_call_ends_the_first_unclosed() -> None:
 
 
 PIECES = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f"}', '{"a', '"', "x", "\n"]
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        '{"name": "f"}',
+        '{"a',
+        '"',
+        "x",
+        "\n",
+    ]
 )
 
 
@@ -191,7 +227,8 @@ PIECES = st.sampled_from(
 def test_any_text_is_read_and_numbered_without_gaps(text: str) -> None:
     parsed = parse(text)
     ids = sorted(
-        int(item.id.removeprefix("call_")) for item in (*parsed.tool_calls, *parsed.problems)
+        int(item.id.removeprefix("call_"))
+        for item in (*parsed.tool_calls, *parsed.problems)
     )
 
     assert ids == list(range(len(ids)))
@@ -219,7 +256,10 @@ def test_parsers_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("herms", r"='herms' is unknown; did you mean 'hermes'\?; choose one of hermes, glm, "),
+        (
+            "herms",
+            r"='herms' is unknown; did you mean 'hermes'\?; choose one of hermes, glm, ",
+        ),
         ("json:loads", r"RolloutSpec\.parser='json:loads' is no parser"),
     ],
 )

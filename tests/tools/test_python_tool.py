@@ -16,7 +16,9 @@ from agentrl.types import ToolCall, ToolResult
 async def sandbox() -> AsyncIterator[Sandbox]:
     # the tool is the same in every backend; which of them a machine has is the sandbox tests'
     # matter
-    async with SandboxSpec(backend="unsafe", limits=Limits(output_bytes=4096)).build() as built:
+    async with SandboxSpec(
+        backend="unsafe", limits=Limits(output_bytes=4096)
+    ).build() as built:
         yield built
 
 
@@ -25,7 +27,9 @@ async def run(
 ) -> ToolResult:
     stderr_lines = int(settings.get("stderr_lines", 3))
     tool = PythonTool(
-        persist=persist, deadline_s=settings.get("deadline_s", 60.0), stderr_lines=stderr_lines
+        persist=persist,
+        deadline_s=settings.get("deadline_s", 60.0),
+        stderr_lines=stderr_lines,
     )
     (record,) = await ToolExecutor([tool]).run(
         [ToolCall("call_0", "python", {"code": code})], sandbox=sandbox
@@ -42,7 +46,9 @@ async def test_what_is_printed_comes_back(sandbox: Sandbox) -> None:
 
 
 async def test_no_output_is_told(sandbox: Sandbox) -> None:
-    assert (await run(sandbox, "1 + 1")).content == "(no output; print what you want to see)"
+    assert (
+        await run(sandbox, "1 + 1")
+    ).content == "(no output; print what you want to see)"
 
 
 async def test_an_exception_is_told_by_its_last_line(sandbox: Sandbox) -> None:
@@ -73,7 +79,9 @@ async def test_code_that_floods_is_ended(sandbox: Sandbox) -> None:
     result = await run(sandbox, "while True: print('x' * 100)")
 
     assert (result.error, result.truncated) == ("output_limit", True)
-    assert result.content.endswith("Error: the code printed more than it may and was ended.")
+    assert result.content.endswith(
+        "Error: the code printed more than it may and was ended."
+    )
 
 
 async def test_bytes_that_are_no_text_are_replaced(sandbox: Sandbox) -> None:
@@ -106,7 +114,9 @@ async def test_the_model_is_told_that_its_variables_are_lost(sandbox: Sandbox) -
 
 
 def test_what_cannot_persist_is_our_error() -> None:
-    with pytest.raises(ToolError, match="persist must be 'files' or 'interpreter', got 'all'"):
+    with pytest.raises(
+        ToolError, match="persist must be 'files' or 'interpreter', got 'all'"
+    ):
         PythonTool(persist="all")  # type: ignore[arg-type]
 
 

@@ -82,7 +82,9 @@ async def said(env: ToolEnv, name: str) -> Any:
     text = f'<tool_call>{{"name": "{name}", "arguments": {{"key": "a"}}}}</tool_call>'
     parsed = HermesParser().parse(text)
     await env.reset(seed=0)
-    result = await env.step(Action(text, parsed.message, parsed.tool_calls, parsed.problems))
+    result = await env.step(
+        Action(text, parsed.message, parsed.tool_calls, parsed.problems)
+    )
     return result.observation.messages[0]["content"]
 
 
@@ -103,7 +105,9 @@ async def test_it_is_opened_once_given_to_functions_and_toolsets_and_closed_at_t
     caplog.set_level("INFO", "agentrl")
     reference = ResourceReference(function="task.py:open_db", args={"name": "mine"})
     envs = [
-        await asyncio.to_thread(env_with, folder, ["task.py:look_up", "task.py:Desk"], db=reference)
+        await asyncio.to_thread(
+            env_with, folder, ["task.py:look_up", "task.py:Desk"], db=reference
+        )
         for _ in range(3)
     ]
     assert [await said(env, "look_up") for env in envs] == ["mine"] * 3
@@ -140,7 +144,9 @@ def test_one_that_is_missing_is_named_with_its_remedy(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["task", "context", "self", "state", "no-name", "class"])
 def test_reserved_names_are_refused(folder: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"ToolEnv\.resources: {name} must be the name of a par"):
+    with pytest.raises(
+        ConfigError, match=rf"ToolEnv\.resources: {name} must be the name of a par"
+    ):
         env_with(folder, [], **{name: 1})
 
 
@@ -153,7 +159,9 @@ def test_a_name_that_is_given_twice_is_refused(folder: Path) -> None:
     def make(db: Any) -> Any:
         return ask
 
-    with pytest.raises(ToolError, match="argument 'db' is the model's, and the name of a resource"):
+    with pytest.raises(
+        ToolError, match="argument 'db' is the model's, and the name of a resource"
+    ):
         env_with(folder, [ask], db=1)
     with pytest.raises(ToolError, match=r"'db' is given by args and by ToolEnv\.resources"):
         env_with(folder, [ToolFactory(make, {"db": 2})], db=1)
@@ -161,7 +169,9 @@ def test_a_name_that_is_given_twice_is_refused(folder: Path) -> None:
 
 def test_one_that_cannot_be_opened_is_ours_and_tried_again(folder: Path) -> None:
     reference = ResourceReference(function="task.py:broken")
-    with pytest.raises(ToolError, match=r"db: task\.py:broken raised OSError: no disk") as caught:
+    with pytest.raises(
+        ToolError, match=r"db: task\.py:broken raised OSError: no disk"
+    ) as caught:
         env_with(folder, [], db=reference)
     assert caught.value.retryable
 

@@ -37,7 +37,13 @@ def test_parameters_that_are_no_json_are_refused(value: object) -> None:
 
 NAMES = st.sampled_from(["x", "y", "z"])
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just([1]), st.just({"x": 1})
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(),
+    st.just([1]),
+    st.just({"x": 1}),
 )
 RULES = st.fixed_dictionaries(
     {
@@ -54,14 +60,20 @@ RULES = st.fixed_dictionaries(
             ]
         )
     },
-    optional={"description": st.just("what it is"), "minimum": st.just(3), "default": st.just(1)},
+    optional={
+        "description": st.just("what it is"),
+        "minimum": st.just(3),
+        "default": st.just(1),
+    },
 )
 
 
 def test_what_another_argument_asks_for_is_named() -> None:
     asks = {"dependentRequired": {"a": ["b", "c"], "d": ["e"]}}
     schema = {"type": "object", **asks, "properties": {"x": asks}}
-    assert argument_faults(schema_validator(schema, "f"), {"a": 1, "c": 2, "x": {"a": 1}}) == (
+    assert argument_faults(
+        schema_validator(schema, "f"), {"a": 1, "c": 2, "x": {"a": 1}}
+    ) == (
         "argument 'b' is missing",
         "in argument 'x': arguments 'b' and 'c' are missing",
     )
@@ -69,7 +81,10 @@ def test_what_another_argument_asks_for_is_named() -> None:
 
 @given(
     schema=st.fixed_dictionaries(
-        {"type": st.just("object"), "properties": st.dictionaries(NAMES, RULES | st.just(True))},
+        {
+            "type": st.just("object"),
+            "properties": st.dictionaries(NAMES, RULES | st.just(True)),
+        },
         optional={
             "required": st.lists(NAMES, unique=True),
             "additionalProperties": st.booleans(),

@@ -23,7 +23,10 @@ from agentrl.types import Action, Task, ToolCall
 from agentrl.types.machine import listening_socket
 from tests.kit.http import free_port
 
-DOCUMENTS = [("1", "Ada", "The mother of Ada is Eve."), ("2", "Eve", "The mother of Eve is Ida.")]
+DOCUMENTS = [
+    ("1", "Ada", "The mother of Ada is Eve."),
+    ("2", "Eve", "The mother of Eve is Ida."),
+]
 TASK = Task("t", ({"role": "user", "content": "?"},))
 
 
@@ -61,7 +64,9 @@ def test_answers_have_search_r1s_shapes(http: TestClient) -> None:
     assert without["result"][0] == [hit["document"]]
 
 
-def test_a_request_is_one_batch_of_what_the_cache_lacks(index: Counted, http: TestClient) -> None:
+def test_a_request_is_one_batch_of_what_the_cache_lacks(
+    index: Counted, http: TestClient
+) -> None:
     def ask(*queries: str) -> list[list[dict[str, str]]]:
         found: list[list[dict[str, str]]] = http.post(
             "/retrieve", json={"queries": queries, "topk": 2}
@@ -139,7 +144,9 @@ def test_a_check_asks_for_its_health(served: str) -> None:
 
 
 async def test_a_server_that_is_away_is_our_fault_and_no_answer() -> None:
-    with pytest.raises(ToolError, match=r"the search server http.* failed: ConnectError") as raised:
+    with pytest.raises(
+        ToolError, match=r"the search server http.* failed: ConnectError"
+    ) as raised:
         await stepped(asking(f"http://127.0.0.1:{free_port()}"))
     assert raised.value.retryable
 

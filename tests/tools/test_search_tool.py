@@ -68,7 +68,10 @@ async def test_the_tool_gives_a_line_a_document(index: SearchIndex) -> None:
 
 
 async def test_the_tool_says_that_nothing_matches(index: SearchIndex) -> None:
-    assert await SearchTool(index).call({"query": "zebra"}, ToolContext()) == "No document matches."
+    assert (
+        await SearchTool(index).call({"query": "zebra"}, ToolContext())
+        == "No document matches."
+    )
 
 
 def test_an_empty_corpus_is_refused() -> None:

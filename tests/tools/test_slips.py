@@ -30,11 +30,15 @@ NEXT = "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>2</arg_value>\n</tool_cal
         "<arg_key>a</arg_key><arg_value>1<arg_key>c</arg_key><arg_value>3</arg_value>",
     ],
 )
-def test_a_glm_call_with_a_slip_between_key_and_value_leaves_the_next_one_whole(slip: str) -> None:
+def test_a_glm_call_with_a_slip_between_key_and_value_leaves_the_next_one_whole(
+    slip: str,
+) -> None:
     first = f"<tool_call>f\n{slip}\n</tool_call>"
     parsed = GLMParser().parse(first + NEXT)
 
-    assert [(found.kind, found.raw) for found in parsed.problems] == [("bad_arguments", first)]
+    assert [(found.kind, found.raw) for found in parsed.problems] == [
+        ("bad_arguments", first)
+    ]
     assert "is no <arg_key> with its <arg_value>" in parsed.problems[0].detail
     assert [(call.name, call.arguments) for call in parsed.tool_calls] == [("g", {"b": 2})]
 
@@ -48,7 +52,9 @@ def test_a_glm_value_may_hold_the_tags_of_calls() -> None:
     assert [call.arguments for call in parsed.tool_calls] == [{"a": code}, {"b": 2}]
 
 
-@pytest.mark.parametrize("written", ['{"nam": "f", "parameter": {}}', "{}", '{"answer": 4}'])
+@pytest.mark.parametrize(
+    "written", ['{"nam": "f", "parameter": {}}', "{}", '{"answer": 4}']
+)
 def test_what_a_python_tag_opens_is_a_call_and_no_answer(written: str) -> None:
     parsed = LlamaParser().parse(f"<|python_tag|>{written}")
 
@@ -95,4 +101,7 @@ def test_a_thousand_calls_of_a_completion_are_counted_though_most_of_them_are_no
 
     assert len(read) == 256
     assert last == CallProblem("call_256", "too_many", last.detail, "", 744)
-    assert last.detail == "744 more calls of this turn were not read: 256 are; make fewer at once"
+    assert (
+        last.detail
+        == "744 more calls of this turn were not read: 256 are; make fewer at once"
+    )

@@ -61,7 +61,11 @@ async def test_an_abandoned_call_gives_its_place_away() -> None:
 
 
 async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:
-    threads, entered, release = BoundedThreads(1, "test"), threading.Event(), threading.Event()
+    threads, entered, release = (
+        BoundedThreads(1, "test"),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def hold() -> None:
         entered.set()
@@ -79,7 +83,11 @@ async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:
 
 
 async def test_clocks_of_the_caller_stop_while_it_waits_for_a_thread() -> None:
-    threads, entered, release = BoundedThreads(1, "test"), threading.Event(), threading.Event()
+    threads, entered, release = (
+        BoundedThreads(1, "test"),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def hold() -> None:
         entered.set()
@@ -159,7 +167,10 @@ def test_a_bound_below_one_is_refused() -> None:
 
 async def test_calls_that_wait_start_when_there_are_more_threads() -> None:
     threads, together = BoundedThreads(1, "test"), threading.Barrier(3)
-    tasks = [asyncio.create_task(threads.run(lambda: together.wait(DEADLINE_S))) for _ in range(3)]
+    tasks = [
+        asyncio.create_task(threads.run(lambda: together.wait(DEADLINE_S)))
+        for _ in range(3)
+    ]
     await asyncio.sleep(0)
     threads.resize(3)
     assert sorted(await asyncio.gather(*tasks)) == [0, 1, 2]
@@ -168,7 +179,9 @@ async def test_calls_that_wait_start_when_there_are_more_threads() -> None:
 async def test_no_more_than_a_smaller_bound_run_at_once_from_then_on() -> None:
     threads, lock, inside, most = BoundedThreads(4, "test"), threading.Lock(), 0, 0
     together = threading.Barrier(4)
-    await asyncio.gather(*(threads.run(lambda: together.wait(DEADLINE_S)) for _ in range(4)))
+    await asyncio.gather(
+        *(threads.run(lambda: together.wait(DEADLINE_S)) for _ in range(4))
+    )
 
     def work() -> None:
         nonlocal inside, most

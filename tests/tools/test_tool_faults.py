@@ -23,7 +23,9 @@ from tests.tools.http_service import service
 async def called(made: Any, endpoint: str = "", **arguments: Any) -> ToolResult:
     endpoints = Endpoints.of([endpoint] if endpoint else [])
     executor = ToolExecutor([made], endpoints=endpoints)
-    (record,) = await executor.run([ToolCall("call_0", made.spec.name, arguments)], episode_id="e")
+    (record,) = await executor.run(
+        [ToolCall("call_0", made.spec.name, arguments)], episode_id="e"
+    )
     assert record.result is not None
     return record.result
 
@@ -88,7 +90,8 @@ async def test_a_service_that_comes_up_meanwhile_answers() -> None:
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
 @pytest.mark.parametrize(
-    ("script", "by_call"), [("die", True), (500, True), (503, False), (429, False), (401, False)]
+    ("script", "by_call"),
+    [("die", True), (500, True), (503, False), (429, False), (401, False)],
 )
 async def test_what_was_sent_is_never_sent_twice(
     library: Any, script: str | int, by_call: bool
@@ -170,7 +173,9 @@ def test_a_host_is_named_by_a_value_and_not_by_a_part_of_a_word(
     assert (Endpoints.of([url]).fault(error, arguments) is not None) == is_ours
 
 
-@pytest.mark.parametrize("piece", ["//", "//db@", "//@", "db ", "db/", "db", " ", "d", "@", "db."])
+@pytest.mark.parametrize(
+    "piece", ["//", "//db@", "//@", "db ", "db/", "db", " ", "d", "@", "db."]
+)
 @pytest.mark.parametrize("host", ["db", "db.local"])
 def test_hosts_are_looked_for_in_linear_time(host: str, piece: str) -> None:
     text = piece * (2**20 // len(piece)) + "!"
@@ -206,7 +211,9 @@ async def test_what_a_tool_says_is_ours_is_tried_again_where_it_may_be() -> None
     assert (await called(tool(backend, idempotent=True))).content == "done"
 
 
-async def test_the_deadline_holds_over_all_attempts(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_deadline_holds_over_all_attempts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ToolFaultError):
         await called(asking(url, deadline_s=0.5), url)
@@ -215,7 +222,9 @@ async def test_the_deadline_holds_over_all_attempts(caplog: pytest.LogCaptureFix
 
 
 async def test_urls_among_arguments_are_endpoints() -> None:
-    named = Endpoints.of((), [{"url": "http://A.example/x", "n": [1, "ws://b:9"]}, "sqlite:///f"])
+    named = Endpoints.of(
+        (), [{"url": "http://A.example/x", "n": [1, "ws://b:9"]}, "sqlite:///f"]
+    )
     assert named.places == {"a.example:80", "b:9"}
     with pytest.raises(
         ConfigError, match=r"ToolEnv\.endpoints must be URLs with a host, got 'b:9'"

@@ -25,7 +25,9 @@ TASK = Task("t", ({"role": "user", "content": "hi"},))
 
 async def run(executor: ToolExecutor, *names: str, **settings: Any) -> list[ToolResult]:
     made = [ToolCall(f"call_{index}", name, {}) for index, name in enumerate(names)]
-    return [one.result for one in await executor.run(made, **settings) if one.result is not None]
+    return [
+        one.result for one in await executor.run(made, **settings) if one.result is not None
+    ]
 
 
 class Crowd:
@@ -65,7 +67,9 @@ async def test_places_are_shared_by_all_episodes_of_the_process_on_every_loop() 
     assert max(result.metrics["queued_s"] for result in results if result.metrics) > 0.01
 
 
-async def test_the_wait_for_a_place_counts_for_no_deadline_and_a_cancelled_one_takes_none() -> None:
+async def test_the_wait_for_a_place_counts_for_no_deadline_and_a_cancelled_one_takes_none() -> (
+    None
+):
     inside = asyncio.Event()
     leave = asyncio.Event()
 
@@ -95,7 +99,9 @@ async def test_the_wait_for_a_place_counts_for_no_deadline_and_a_cancelled_one_t
     leave.set()
     assert [result.content for result in [*await first, *await waiting]] == ["held", "ok"]
     assert waits.wait_s > 0.25
-    assert [r.content for r in await run(ToolExecutor([one_at_once]), "one_at_once")] == ["ok"]
+    assert [r.content for r in await run(ToolExecutor([one_at_once]), "one_at_once")] == [
+        "ok"
+    ]
 
 
 async def test_the_rate_holds_over_all_episodes() -> None:
@@ -221,12 +227,15 @@ async def test_an_episode_counts_by_its_own_tokenizer() -> None:
 
 
 async def test_tokens_need_a_tokenizer() -> None:
-    with pytest.raises(ToolError, match="'speak': max_output_tokens needs the model's tokenizer"):
+    with pytest.raises(
+        ToolError, match="'speak': max_output_tokens needs the model's tokenizer"
+    ):
         await run(ToolExecutor([speak]), "speak")
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_calls": 0}, {"calls_per_s": -1.0}, {"max_concurrent": 0}, {"deadline_s": 0}]
+    "limits",
+    [{"max_calls": 0}, {"calls_per_s": -1.0}, {"max_concurrent": 0}, {"deadline_s": 0}],
 )
 def test_a_limit_must_be_above_0(limits: Any) -> None:
     (name,) = limits

@@ -156,7 +156,9 @@ def test_arguments_come_as_the_annotated_types() -> None:
 
     made = tool(paint)
 
-    assert call(made, color="red", where={"x": 2}, within={"low": 1, "high": 2}) == "RED 2.0 1"
+    assert (
+        call(made, color="red", where={"x": 2}, within={"low": 1, "high": 2}) == "RED 2.0 1"
+    )
 
 
 def test_an_argument_called_title_keeps_its_name() -> None:
@@ -216,7 +218,8 @@ def test_a_parameter_that_json_cannot_carry_is_refused() -> None:
         return f"{to}{by}"
 
     with pytest.raises(
-        ToolError, match=r"tool 'send': parameter 'by' has type .* which makes no JSON Schema"
+        ToolError,
+        match=r"tool 'send': parameter 'by' has type .* which makes no JSON Schema",
     ):
         tool(send)
 
@@ -279,7 +282,9 @@ SPHINX = """Convert a distance.
     """
 
 
-@pytest.mark.parametrize("written", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
+@pytest.mark.parametrize(
+    "written", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"]
+)
 def test_docstrings_of_each_style_are_read(written: str) -> None:
     def convert(amount: float, unit: str = "km") -> str:
         return f"{amount} {unit}"
@@ -288,7 +293,9 @@ def test_docstrings_of_each_style_are_read(written: str) -> None:
     spec = tool(convert).spec
 
     assert spec.description == "Convert a distance.\n\nBoth ways."
-    described = {key: entry["description"] for key, entry in spec.parameters["properties"].items()}
+    described = {
+        key: entry["description"] for key, entry in spec.parameters["properties"].items()
+    }
     assert described == {"amount": "how far, at most: 10", "unit": "what it is in"}
 
 
@@ -343,7 +350,9 @@ def test_a_default_of_another_type_is_refused() -> None:
     def wait(seconds: int = "soon") -> str:  # type: ignore[assignment]
         return str(seconds)
 
-    with pytest.raises(ToolError, match="the default of parameter 'seconds' must be of its type"):
+    with pytest.raises(
+        ToolError, match="the default of parameter 'seconds' must be of its type"
+    ):
         tool(wait)
 
 
@@ -445,7 +454,10 @@ def test_a_schema_given_by_hand() -> None:
     ("schema", "message"),
     [
         ({"name": "x"}, "needs parameters"),
-        ({"name": "x", "parameters": {"type": "array"}}, "must have type 'object', got 'array'"),
+        (
+            {"name": "x", "parameters": {"type": "array"}},
+            "must have type 'object', got 'array'",
+        ),
         ({"name": "x", "parameters": {"type": "objekt"}}, 'no JSON Schema at .*"objekt"'),
         ({"name": "x y", "parameters": {"type": "object"}}, "name must be 1 to 64 of"),
         (
@@ -460,12 +472,16 @@ def test_a_wrong_schema_is_refused(schema: dict[str, Any], message: str) -> None
 
 
 def test_a_schema_must_require_what_the_function_needs() -> None:
-    with pytest.raises(ToolError, match=r"needs \['w'\], which the schema does not require"):
+    with pytest.raises(
+        ToolError, match=r"needs \['w'\], which the schema does not require"
+    ):
         Tool.from_schema(SCHEMA, lambda w: w)
 
 
 def test_what_is_no_tool_is_refused() -> None:
-    with pytest.raises(ToolError, match="is no tool but a function; decorate it with @tool"):
+    with pytest.raises(
+        ToolError, match="is no tool but a function; decorate it with @tool"
+    ):
         resolve_tools([shout_plainly])  # type: ignore[list-item]
 
 

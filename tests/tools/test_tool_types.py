@@ -46,9 +46,12 @@ def test_mypy_knows_what_a_tool_takes_and_gives(tmp_path: Path) -> None:
     # as ``make check`` asks, so that what it found out of the package's files holds here
     out, err, _ = api.run([str(file), f"--config-file={root}/pyproject.toml"])
     told = [
-        re.sub(r"(agentrl|user|builtins|typing)\.(\w+\.)*", "", line) for line in out.splitlines()
+        re.sub(r"(agentrl|user|builtins|typing)\.(\w+\.)*", "", line)
+        for line in out.splitlines()
     ]
-    revealed = [line.partition("type is ")[2].strip('"') for line in told if "type is" in line]
+    revealed = [
+        line.partition("type is ")[2].strip('"') for line in told if "type is" in line
+    ]
     assert revealed == [
         "FunctionTool[[a: int, b: int =], int]",
         "int",

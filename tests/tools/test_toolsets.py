@@ -120,7 +120,11 @@ async def test_a_synchronous_close_holds_up_no_event_loop() -> None:
 
 async def test_its_methods_are_still_called_as_python_calls_them() -> None:
     bank = Bank(TASK, ToolContext())
-    assert (bank.deposit(3), bank.helper(), await bank.tell(ToolContext(state={"opened": 1}))) == (
+    assert (
+        bank.deposit(3),
+        bank.helper(),
+        await bank.tell(ToolContext(state={"opened": 1})),
+    ) == (
         8,
         9,
         "9 of 1",
@@ -134,11 +138,15 @@ async def test_a_reward_reads_what_tools_keep() -> None:
     await said(env, DEPOSIT)
 
     assert EpisodeView(TASK, (), (), DONE, env.env).tool_state["opened"] == "t-1"
-    with pytest.raises(EnvError, match="got none, since the episode is scored from its record"):
+    with pytest.raises(
+        EnvError, match="got none, since the episode is scored from its record"
+    ):
         _ = EpisodeView(TASK, (), (), DONE).tool_state
 
 
-async def test_a_saved_episode_goes_on_with_the_state_of_its_toolset_and_of_its_tools() -> None:
+async def test_a_saved_episode_goes_on_with_the_state_of_its_toolset_and_of_its_tools() -> (
+    None
+):
     before = AsyncEnv(ToolEnv(TASK, tools=[Bank]))
     await before.reset(seed=0)
     await said(before, DEPOSIT)
@@ -200,7 +208,9 @@ async def test_a_setup_that_raises_fails_the_episode_as_the_tools() -> None:
 
 
 def test_a_class_is_one_tool_or_a_toolset() -> None:
-    with pytest.raises(ToolError, match="Both is a toolset of ping, and takes no name and no __ca"):
+    with pytest.raises(
+        ToolError, match="Both is a toolset of ping, and takes no name and no __ca"
+    ):
 
         @tool
         class Both:
@@ -249,7 +259,9 @@ async def test_one_named_in_a_file_takes_args_and_pickles(tmp_path: Path) -> Non
     env = ToolEnv(TASK, tools=[entry], base_dir=tmp_path)
     await env.reset(seed=0)
     assert await said(env, '{"name": "read", "arguments": {}}') == ["t-1 t-1"]
-    with pytest.raises(ToolError, match=r"missing a required argument: 'lines'; its arguments are"):
+    with pytest.raises(
+        ToolError, match=r"missing a required argument: 'lines'; its arguments are"
+    ):
         ToolEnv(TASK, tools=["task.py:Pad"], base_dir=tmp_path)
 
 

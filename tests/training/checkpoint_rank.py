@@ -21,7 +21,15 @@ from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.state import TrainState
 from agentrl.errors import StoreError
-from agentrl.training import ActorSpec, CriticSpec, DistSpec, LearningRole, OptimSpec, join, leave
+from agentrl.training import (
+    ActorSpec,
+    CriticSpec,
+    DistSpec,
+    LearningRole,
+    OptimSpec,
+    join,
+    leave,
+)
 from agentrl.training.fsdp import checkpoint, checkpoint_files
 from tests.kit.waiting import DEADLINE_S
 from tests.training.test_no_waits import shard_of

@@ -108,7 +108,9 @@ def with_experts(batch: Batch, shape: RoutingShape, seed: int = 0) -> Batch:
 
 def prefixes(batch: Batch) -> PrefixOrder:
     """What the samples of the batch's groups begin with alike."""
-    return PrefixOrder.of(batch.identities(), batch.cu_seqlens, batch.group[batch.trajectory])
+    return PrefixOrder.of(
+        batch.identities(), batch.cu_seqlens, batch.group[batch.trajectory]
+    )
 
 
 PLAIN = OptimSpec(lr=1e-3, betas=(0.0, 0.0), clip_grad_norm=None)
@@ -126,7 +128,9 @@ def make_actor(
 ) -> Actor:
     place = place or DistSpec()
     join(place)
-    return Actor(ActorSpec(model_path, make_algorithm(algorithm, settings), optim, **spec), place)
+    return Actor(
+        ActorSpec(model_path, make_algorithm(algorithm, settings), optim, **spec), place
+    )
 
 
 def prepared(actor: Actor, batch: Batch, micro_batch_tokens: int = 64) -> Batch:
@@ -146,7 +150,12 @@ def prepared(actor: Actor, batch: Batch, micro_batch_tokens: int = 64) -> Batch:
 
 
 def update(
-    actor: Actor, batch: Batch, micro_batch_tokens: int = 64, *, rank: int = 0, world_size: int = 1
+    actor: Actor,
+    batch: Batch,
+    micro_batch_tokens: int = 64,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> UpdateStats:
     """One optimizer step on the whole batch; this rank's statistics."""
     return actor.update(update_shards(actor, batch, micro_batch_tokens, world_size)[rank])
@@ -161,7 +170,9 @@ def own_logprobs(actor: Actor, ids: Sequence[int]) -> np.ndarray:
         kind=np.where(sampled, SegmentKind.POLICY, SegmentKind.PROMPT).astype(np.int8),
         loss_mask=sampled.astype(np.float32),
     )
-    return actor.logprobs(BatchShard(batch, np.zeros(1, np.int64), ((0,),)))["old_logprobs"][1:]
+    return actor.logprobs(BatchShard(batch, np.zeros(1, np.int64), ((0,),)))[
+        "old_logprobs"
+    ][1:]
 
 
 def update_shards(

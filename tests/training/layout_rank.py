@@ -104,7 +104,12 @@ class Layout:
         if self.world_size == 1:
             return ALONE
         own = self.sharding
-        parts = [f"{self.model} on {self.world_size}", f"tp{self.tp}", f"sp{self.sp}", own.mode]
+        parts = [
+            f"{self.model} on {self.world_size}",
+            f"tp{self.tp}",
+            f"sp{self.sp}",
+            own.mode,
+        ]
         parts += [own.gradient_sync] if own.gradient_sync != "micro_batch" else []
         parts += [f"ep{own.ep}"] if own.ep > 1 else []
         parts += [self.dtype] if self.dtype != "float64" else []
@@ -118,10 +123,14 @@ LAYOUTS = (
     Layout(2),
     Layout(2, tp=2, algorithms=ALL),
     Layout(2, sp=2, algorithms=ALL),
-    Layout(2, sharding=Sharding("grad_op", gradient_sync="mini_batch"), algorithms=("grpo",)),
+    Layout(
+        2, sharding=Sharding("grad_op", gradient_sync="mini_batch"), algorithms=("grpo",)
+    ),
     Layout(2, sharding=Sharding("hybrid", 1), algorithms=("grpo",)),
     Layout(2, model="untied", algorithms=("grpo",)),
-    Layout(2, tp=2, model="untied", algorithms=("grpo", "ppo"), gradient_checkpointing=True),
+    Layout(
+        2, tp=2, model="untied", algorithms=("grpo", "ppo"), gradient_checkpointing=True
+    ),
     Layout(2, tp=2, model="qwen2", algorithms=("grpo",)),
     Layout(2, tp=2, model="llama", algorithms=("grpo",)),
     Layout(2, sp=2, model="sliding", algorithms=("grpo",), gradient_checkpointing=True),
@@ -151,7 +160,9 @@ LAYOUTS = (
     Layout(4, model="experts", algorithms=("grpo",)),
     Layout(4, model="experts", sharding=Sharding(ep=2), algorithms=("grpo",)),
     Layout(4, model="experts", sharding=Sharding(ep=4), algorithms=("grpo",)),
-    Layout(4, model="experts", sp=2, sharding=Sharding("hybrid", 1, ep=2), algorithms=("grpo",)),
+    Layout(
+        4, model="experts", sp=2, sharding=Sharding("hybrid", 1, ep=2), algorithms=("grpo",)
+    ),
     Layout(4, model="experts", tp=2, sharding=Sharding(ep=2), algorithms=("grpo",)),
 )
 
@@ -184,7 +195,9 @@ class Ranks:
         dist.all_gather_object(found, own)
         return found[:: self.place.tp * self.place.sp]
 
-    def joined(self, role: Any, batch: Batch, micro_batch_tokens: int, *methods: str) -> Batch:
+    def joined(
+        self, role: Any, batch: Batch, micro_batch_tokens: int, *methods: str
+    ) -> Batch:
         for method in methods:
             parts = shards(batch, self.plan(batch, micro_batch_tokens))
             found = self.answers(getattr(role, method)(parts[self._data]))
@@ -213,13 +226,16 @@ def noisy(batch: Batch, *names: str) -> Batch:
     """Columns of a policy or critic that has moved since."""
     rng = np.random.default_rng(11)
     moved = {
-        name: getattr(batch, name) + 0.2 * rng.normal(size=batch.num_tokens) * batch.loss_mask
+        name: getattr(batch, name)
+        + 0.2 * rng.normal(size=batch.num_tokens) * batch.loss_mask
         for name in names
     }
     return replace(batch, **moved)
 
 
-def compared(models: Path, own: Layout, ranks: Ranks) -> Iterator[tuple[str, dict[str, Any]]]:
+def compared(
+    models: Path, own: Layout, ranks: Ranks
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Loss, statistics and gradients of each algorithm, batch and size of micro-batches."""
     spec: dict[str, Any] = {
         "optim": FROZEN,
@@ -239,7 +255,9 @@ def compared(models: Path, own: Layout, ranks: Ranks) -> Iterator[tuple[str, dic
                 yield f"{name} {micro}", {"stats": stats, "gradients": gradients(learner)}
             continue
         replays = own.routing is not None
-        actor = Actor(ActorSpec(path, algorithm, replays_routing=replays, **spec), ranks.place)
+        actor = Actor(
+            ActorSpec(path, algorithm, replays_routing=replays, **spec), ranks.place
+        )
         critic = None
         if name == "ppo":
             critic = Critic(CriticSpec(path, algorithm, head_seed=5, **spec), ranks.place)
@@ -312,7 +330,9 @@ def remainder_dropped(cut_row: Any) -> Any:
         kept = size - size % cut.parts
         own = {
             **arrays,
-            "token_ids": np.concatenate([arrays["token_ids"][:kept], np.zeros(size - kept, int)]),
+            "token_ids": np.concatenate(
+                [arrays["token_ids"][:kept], np.zeros(size - kept, int)]
+            ),
         }
         return cut_row(own, before, cut)
 
@@ -343,11 +363,18 @@ def no_sum(_whole: Any) -> Any:
 
 
 _CUT = Layout(2, sp=2, algorithms=("grpo",))
-_ENDS = Layout(2, sp=2, algorithms=("reward_model",))  # which reads every sample's last token
+_ENDS = Layout(
+    2, sp=2, algorithms=("reward_model",)
+)  # which reads every sample's last token
 SQUARE = Layout(4, tp=2, sp=2)
 """The layout of invariant 5: both kinds of parallelism at once, on the fewest ranks."""
 BUGS: Mapping[str, tuple[Any, str, Any, Layout]] = {
-    "labels shifted after the cut": (packing, "slice_row", labels_shifted_after_the_cut, _CUT),
+    "labels shifted after the cut": (
+        packing,
+        "slice_row",
+        labels_shifted_after_the_cut,
+        _CUT,
+    ),
     "remainder dropped": (packing, "slice_row", remainder_dropped, _ENDS),
     "one-token spans joined": (packing, "padded_spans", one_token_spans_joined, _ENDS),
     "no sum of head norms": (
@@ -370,7 +397,9 @@ def bug(name: str) -> Iterator[Layout]:
         setattr(module, function, right)
 
 
-def run(place: DistSpec, models: Path, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+def run(
+    place: DistSpec, models: Path, folder: Path, names: Sequence[str]
+) -> dict[str, Any]:
     """By layout, what is compared; and what bugs make of it."""
     join(place)
     found: dict[str, Any] = {"cases": {}, "trained": {}, "bugs": {}}

@@ -55,7 +55,11 @@ def publish(actor: Actor, model: str) -> dict[str, Any]:
         with Received() as received:
             report = publish_in_process(actor, engine, 1)
         assert report is not None
-        return {"engine": engine.checksum(), "received": 4 * received.count, "whole": report.bytes}
+        return {
+            "engine": engine.checksum(),
+            "received": 4 * received.count,
+            "whole": report.bytes,
+        }
     finally:
         engine.close()
 
@@ -81,7 +85,9 @@ def compute(place: DistSpec, model: str, out: Path) -> dict[str, Any]:
     for one in parts:
         for name, (shape, first, part) in one.items():
             whole = gradients.setdefault(name, torch.zeros(shape))
-            where = tuple(slice(at, at + size) for at, size in zip(first, part.shape, strict=True))
+            where = tuple(
+                slice(at, at + size) for at, size in zip(first, part.shape, strict=True)
+            )
             whole[where] = part
     weights = {name: one.clone() for name, one in actor.weights("float32")}
     sums = actor.checksum("float32")
@@ -105,7 +111,9 @@ if __name__ == "__main__":
         for case in sys.argv[4:]:
             model, tp, pp = case.split(":")
             sizes = {"tp": int(tp), "pp": int(pp)}
-            here = DistSpec(rank=rank, world_size=size, port=port, timeout_s=DEADLINE_S, **sizes)
+            here = DistSpec(
+                rank=rank, world_size=size, port=port, timeout_s=DEADLINE_S, **sizes
+            )
             result = compute(here, model, Path(model))
             if rank == 0:
                 torch.save(result, Path(model, f"world-{size}-{tp}-{pp}.pt"))

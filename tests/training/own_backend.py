@@ -15,7 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
 from agentrl.training import DistSpec, ModelInfo, TrainBackend
-from agentrl.training.backends.backend import Loss, MicroBatches, OptimizerStep, RoleModel, StatSum
+from agentrl.training.backends.backend import (
+    Loss,
+    MicroBatches,
+    OptimizerStep,
+    RoleModel,
+    StatSum,
+)
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
@@ -59,7 +65,9 @@ class Loop(TrainBackend):
             loss(packed, self._answer(packed), stats).backward()
         return stats
 
-    def infer(self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]) -> None:
+    def infer(
+        self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]
+    ) -> None:
         with torch.no_grad():
             for packed in micro_batches:
                 take(packed, self._answer(packed))
@@ -73,7 +81,11 @@ class Loop(TrainBackend):
         return logprobs[packed.logit_of, packed.targets], entropy[packed.logit_of]
 
     def optimize_by(self, spec: OptimSpec) -> None:
-        options = {"betas": tuple(spec.betas), "eps": spec.eps, "weight_decay": spec.weight_decay}
+        options = {
+            "betas": tuple(spec.betas),
+            "eps": spec.eps,
+            "weight_decay": spec.weight_decay,
+        }
         self._lr = spec.lr
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=spec.lr, **options)
 
@@ -85,7 +97,9 @@ class Loop(TrainBackend):
             self._optimizer.param_groups[0]["lr"] = self._lr * factor
             self._optimizer.step()
         else:
-            bad = tuple(name for name, one in self.state().items() if not one.grad.isfinite().all())
+            bad = tuple(
+                name for name, one in self.state().items() if not one.grad.isfinite().all()
+            )
         self._optimizer.zero_grad()
         return OptimizerStep(norm, bad, len(self.state()))
 

@@ -41,7 +41,9 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
         # needs a filler
         "filler": make_batch([30, 16, 15], rollouts=3, kind=SegmentKind.TARGET),
         "siblings": make_siblings(16),
-        "idle": make_batch([20], kind=SegmentKind.TARGET),  # one coordinate has no sample at all
+        "idle": make_batch(
+            [20], kind=SegmentKind.TARGET
+        ),  # one coordinate has no sample at all
     }
     result: dict[str, Any] = {"stats": {}, "columns": {}, "gradients": {}}
     for name, batch in batches.items():

@@ -38,14 +38,18 @@ def _run_once(module: str, size: int, *arguments: str) -> tuple[list[int | None]
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, str(rank)) for rank in range(size)]
         ranks = [
-            FORKS.Process(target=_rank, args=(module, (rank, size, port, *arguments), str(log)))
+            FORKS.Process(
+                target=_rank, args=(module, (rank, size, port, *arguments), str(log))
+            )
             for rank, log in enumerate(logs)
         ]
         try:
             for rank in ranks:
                 rank.start()
             said, end = -1, 0.0
-            while any(rank.is_alive() for rank in ranks) and (said < 0 or time.monotonic() < end):
+            while any(rank.is_alive() for rank in ranks) and (
+                said < 0 or time.monotonic() < end
+            ):
                 now = sum(log.stat().st_size for log in logs if log.exists())
                 if now > said:
                     said, end = now, time.monotonic() + DEADLINE_S

@@ -32,7 +32,9 @@ class Episode:
     experts: Experts | None
 
 
-async def play(engine: RolloutEngine, group: int, rollout: int, temperature: float) -> Episode:
+async def play(
+    engine: RolloutEngine, group: int, rollout: int, temperature: float
+) -> Episode:
     """An episode of three turns, whose prompt its group shares."""
     ids, logprobs = random_ids(group, 21 + 13 * group), np.zeros(0, np.float32)
     for turn in range(3):
@@ -63,7 +65,11 @@ async def play(engine: RolloutEngine, group: int, rollout: int, temperature: flo
 
 async def play_all(engine: RolloutEngine, temperature: float) -> list[Episode]:
     return await asyncio.gather(
-        *(play(engine, group, rollout, temperature) for group in range(3) for rollout in range(4))
+        *(
+            play(engine, group, rollout, temperature)
+            for group in range(3)
+            for rollout in range(4)
+        )
     )
 
 

@@ -46,7 +46,9 @@ def padded(column: np.ndarray, cu_seqlens: np.ndarray) -> Tensor:
     return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def theirs(model_path: str, batch: Batch, delta: float | None) -> tuple[float, dict[str, Tensor]]:
+def theirs(
+    model_path: str, batch: Batch, delta: float | None
+) -> tuple[float, dict[str, Tensor]]:
     """The loss and gradient of TRL's own function, on transformers' padded forward."""
     trl = pytest.importorskip("trl", reason="trl is not installed")
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
@@ -71,7 +73,13 @@ def theirs(model_path: str, batch: Batch, delta: float | None) -> tuple[float, d
 
     columns = {
         name: padded(getattr(batch, name), batch.cu_seqlens)
-        for name in ("old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages", "loss_mask")
+        for name in (
+            "old_logprobs",
+            "rollout_logprobs",
+            "ref_logprobs",
+            "advantages",
+            "loss_mask",
+        )
     }
     ratio = torch.exp(columns["old_logprobs"] - columns["rollout_logprobs"]).clamp(max=CAP)
     trainer = _Trainer(
@@ -139,7 +147,11 @@ def test_a_corrected_loss_with_a_kl_term_has_trls_gradient(
     assert found.keys() == gradient.keys()
     for name, expected in gradient.items():
         torch.testing.assert_close(
-            found[name], expected, rtol=0.0, atol=2e-5 * expected.abs().max().item(), msg=name
+            found[name],
+            expected,
+            rtol=0.0,
+            atol=2e-5 * expected.abs().max().item(),
+            msg=name,
         )
 
 

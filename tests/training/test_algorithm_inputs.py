@@ -69,7 +69,10 @@ def test_credit_falls_due_on_the_last_token_of_its_turn_and_of_its_trajectory() 
     ("untrained", "expected"),
     [
         ([4, 5], {2: 3.0, 10: 104.0}),  # turn 1 falls due on the turn before it
-        ([1, 2], {4: 1.0, 5: 2.0, 10: 104.0}),  # turn 0 has none before it: on the one behind it
+        (
+            [1, 2],
+            {4: 1.0, 5: 2.0, 10: 104.0},
+        ),  # turn 0 has none before it: on the one behind it
         ([9, 10], {2: 1.0, 5: 106.0}),  # the last turn, and with it the trajectory's own
     ],
 )
@@ -97,9 +100,12 @@ def actor_of(model_path: str, algorithm: Any) -> Actor:
 def one_update(actor: Actor, batch: Batch) -> Any:
     """An optimizer step on the whole batch, auxiliary losses included."""
     algorithm = actor.spec.algorithm
-    (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64))
+    (plan,) = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64)
+    )
     auxiliary = {
-        one.name: auxiliary_weights(batch, plan, one.select(batch)) for one in algorithm.auxiliary
+        one.name: auxiliary_weights(batch, plan, one.select(batch))
+        for one in algorithm.auxiliary
     }
     weights = sample_weights(batch, plan, algorithm.reduction)
     (shard,) = shards(batch, plan, weights, auxiliary=auxiliary)
@@ -107,14 +113,18 @@ def one_update(actor: Actor, batch: Batch) -> Any:
 
 
 @pytest.mark.parametrize("old_logprobs", ["current", "rollout", "recompute"])
-def test_the_old_policy_is_who_the_algorithm_says(model_path: str, old_logprobs: str) -> None:
+def test_the_old_policy_is_who_the_algorithm_says(
+    model_path: str, old_logprobs: str
+) -> None:
     seen: list[PolicyInputs] = []
 
     def spying(inputs: PolicyInputs) -> TokenLoss:
         seen.append(inputs)
         return TokenLoss(-inputs.logprobs)
 
-    algorithm = replace(make_algorithm("grpo"), policy_loss=spying, old_logprobs=old_logprobs)
+    algorithm = replace(
+        make_algorithm("grpo"), policy_loss=spying, old_logprobs=old_logprobs
+    )
     actor = actor_of(model_path, algorithm)
     batch = prepared(actor, make_batch())
     if old_logprobs != "recompute":
@@ -131,7 +141,9 @@ def test_the_old_policy_is_who_the_algorithm_says(model_path: str, old_logprobs:
     assert not old.requires_grad
 
 
-def test_advantages_take_the_old_policy_from_where_the_algorithm_says(model_path: str) -> None:
+def test_advantages_take_the_old_policy_from_where_the_algorithm_says(
+    model_path: str,
+) -> None:
     batch = make_batch()
     reference = np.linspace(-3.0, -1.0, batch.num_tokens, dtype=np.float32)
     mask = batch.loss_mask
@@ -139,12 +151,16 @@ def test_advantages_take_the_old_policy_from_where_the_algorithm_says(model_path
     def advantages(old_logprobs: str, batch: Batch) -> Floats:
         settings = {"kl_coef": 0.5, "old_logprobs": old_logprobs}
         actor = actor_of(model_path, make_algorithm("reinforce_plus_plus", settings))
-        plan = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64))
+        plan = partition(
+            batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64)
+        )
         (shard,) = shards(replace(batch, ref_logprobs=reference * mask), plan[0])
         return actor.advantages(shard)["advantages"]
 
     sampled = replace(batch, old_logprobs=batch.rollout_logprobs)
-    np.testing.assert_array_equal(advantages("rollout", batch), advantages("recompute", sampled))
+    np.testing.assert_array_equal(
+        advantages("rollout", batch), advantages("recompute", sampled)
+    )
 
 
 def test_dppo_asks_for_the_old_policy_where_several_updates_move_it() -> None:
@@ -180,7 +196,9 @@ def test_an_auxiliary_loss_is_the_mean_over_its_own_tokens(model_path: str) -> N
         torch.testing.assert_close(found[name], 0.5 * gradient, rtol=1e-5, atol=1e-8)
 
 
-def test_a_mini_batch_without_an_auxiliary_losss_tokens_counts_in_no_mean(model_path: str) -> None:
+def test_a_mini_batch_without_an_auxiliary_losss_tokens_counts_in_no_mean(
+    model_path: str,
+) -> None:
     spec = replace(make_algorithm("grpo"), auxiliary=(imitation_of_tools(0.5),))
     actor = actor_of(model_path, spec.for_updates(1, single=True))
     batch = prepared(actor, make_batch())
@@ -192,7 +210,9 @@ def test_a_mini_batch_without_an_auxiliary_losss_tokens_counts_in_no_mean(model_
 def test_an_auxiliary_loss_and_the_policys_add_up(model_path: str) -> None:
     def gradient_of(coef: float, *, trained: bool) -> dict[str, torch.Tensor]:
         auxiliary = (imitation_of_tools(coef),) if coef else ()
-        spec = replace(make_algorithm("grpo"), auxiliary=auxiliary).for_updates(1, single=True)
+        spec = replace(make_algorithm("grpo"), auxiliary=auxiliary).for_updates(
+            1, single=True
+        )
         actor = actor_of(model_path, spec)
         batch = prepared(actor, make_batch())
         mask = batch.loss_mask if trained else np.zeros_like(batch.loss_mask)
@@ -205,10 +225,14 @@ def test_an_auxiliary_loss_and_the_policys_add_up(model_path: str) -> None:
         gradient_of(0.5, trained=False),
     )
     for name, gradient in both.items():
-        torch.testing.assert_close(gradient, policy[name] + auxiliary[name], rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(
+            gradient, policy[name] + auxiliary[name], rtol=1e-4, atol=1e-7
+        )
 
 
-def test_a_trajectory_of_weight_two_is_trained_as_if_it_were_there_twice(model_path: str) -> None:
+def test_a_trajectory_of_weight_two_is_trained_as_if_it_were_there_twice(
+    model_path: str,
+) -> None:
     actor = actor_of(model_path, make_algorithm("grpo").for_updates(1, single=True))
     batch = prepared(actor, make_batch([9, 12], rollouts=2))
     one_update(actor, replace(batch, weight=np.array([2.0, 1.0])))
@@ -232,15 +256,21 @@ def test_terms_that_were_not_declared_are_refused(model_path: str) -> None:
     def undeclared(inputs: PolicyInputs) -> TokenLoss:
         return TokenLoss(-inputs.logprobs, terms={"kl": Term(inputs.logprobs, 1.0)})
 
-    spec = replace(make_algorithm("grpo"), policy_loss=undeclared).for_updates(1, single=True)
+    spec = replace(make_algorithm("grpo"), policy_loss=undeclared).for_updates(
+        1, single=True
+    )
     actor = actor_of(model_path, spec)
-    with pytest.raises(ValueError, match=r"must return the terms .* declares, \[\], got \['kl'\]"):
+    with pytest.raises(
+        ValueError, match=r"must return the terms .* declares, \[\], got \['kl'\]"
+    ):
         one_update(actor, prepared(actor, make_batch()))
 
 
 def test_the_entropy_has_a_gradient_where_it_is_asked_for(model_path: str) -> None:
     def of_entropy(inputs: PolicyInputs) -> TokenLoss:
-        return TokenLoss(0.0 * inputs.logprobs, terms={"entropy": Term(inputs.entropy, -1.0)})
+        return TokenLoss(
+            0.0 * inputs.logprobs, terms={"entropy": Term(inputs.entropy, -1.0)}
+        )
 
     spec = replace(make_algorithm("grpo"), policy_loss=of_entropy, terms=("entropy",))
     spec = spec.for_updates(1, single=True)
@@ -254,7 +284,9 @@ def test_the_entropy_has_a_gradient_where_it_is_asked_for(model_path: str) -> No
     assert norms[1] > 1e-4
 
 
-PLAYED = [name for name in ALGORITHMS if ALGORITHMS[name].settings.learns_from == "rollouts"]
+PLAYED = [
+    name for name in ALGORITHMS if ALGORITHMS[name].settings.learns_from == "rollouts"
+]
 
 
 @pytest.mark.wide
@@ -264,7 +296,9 @@ def test_what_a_tool_said_has_no_gradient(model_path: str, name: str) -> None:
     settings = {"rollout_correction": {"level": "sequence"}} if name != "dppo" else {}
     found = []
     for garbage in (0.0, 1e3):
-        actor = actor_of(model_path, make_algorithm(name, settings).for_updates(1, single=False))
+        actor = actor_of(
+            model_path, make_algorithm(name, settings).for_updates(1, single=False)
+        )
         valued = make_batch()
         zeros = np.zeros_like(valued.loss_mask)
         given = {"values": zeros, "final_values": zeros, "ref_logprobs": zeros - 1}
@@ -283,7 +317,9 @@ def test_what_a_tool_said_has_no_gradient(model_path: str, name: str) -> None:
 @pytest.mark.filterwarnings("error")
 def test_columns_that_came_over_ray_are_brought_to_tokens_without_a_warning() -> None:
     batch = two_trajectories()
-    (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64))
+    (plan,) = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64)
+    )
     (shard,) = shards(batch, plan)
     for array in (getattr(shard.batch, one.name) for one in fields(batch)):
         if isinstance(array, np.ndarray):

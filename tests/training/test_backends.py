@@ -83,7 +83,8 @@ def pairs() -> BatchShard:
 CASES = {
     "actor": Case(
         lambda path, spec: Actor(
-            ActorSpec(path, make_algorithm("gspo", {"kl_coef": 0.1}), OPTIM, **spec), DistSpec()
+            ActorSpec(path, make_algorithm("gspo", {"kl_coef": 0.1}), OPTIM, **spec),
+            DistSpec(),
         ),
         lambda: shard_of("gspo"),
     ),
@@ -99,7 +100,8 @@ CASES = {
     ),
     "reward model": Case(
         lambda path, spec: RewardLearner(
-            RewardLearnerSpec(path, make_algorithm("reward_model"), OPTIM, **spec), DistSpec()
+            RewardLearnerSpec(path, make_algorithm("reward_model"), OPTIM, **spec),
+            DistSpec(),
         ),
         pairs,
     ),
@@ -126,7 +128,9 @@ def numbers(case: Case, model_path: str, **spec: Any) -> dict[str, Any]:
         found["stats"] = [dict(role.update(shard).means()) for _ in range(3)]
         (optimizer,) = role.backend.optimizers
         state = role.backend.state()
-        found["gradients"] = [whole(optimizer.state[one]["exp_avg"]) for one in state.values()]
+        found["gradients"] = [
+            whole(optimizer.state[one]["exp_avg"]) for one in state.values()
+        ]
         found["after"] = outputs(role, shard)
     dtype = torch.float64 if spec.get("dtype") == "float64" else torch.float32
     found["weights"] = [tensor.clone() for _, tensor in role.backend.weights(dtype)]
@@ -138,7 +142,9 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def assert_equal(found: Mapping[str, Any], expected: Mapping[str, Any], most: float) -> None:
+def assert_equal(
+    found: Mapping[str, Any], expected: Mapping[str, Any], most: float
+) -> None:
     for name in ("before", "after", "gradients", "weights"):
         for one, other in zip(found.get(name, ()), expected.get(name, ()), strict=True):
             assert one.dtype == other.dtype
@@ -155,7 +161,8 @@ def test_plain_gives_the_numbers_of_fsdp2_in_float64(
 ) -> None:
     spec = {"dtype": "float64", "gradient_checkpointing": recompute}
     plain, fsdp2 = (
-        numbers(CASES[name], model_path, backend=backend, **spec) for backend in ("plain", "fsdp2")
+        numbers(CASES[name], model_path, backend=backend, **spec)
+        for backend in ("plain", "fsdp2")
     )
     assert {tensor.dtype for tensor in fsdp2["before"]} == {torch.float64}
     assert_equal(plain, fsdp2, 1e-10)
@@ -173,7 +180,8 @@ def test_plain_rounds_as_fsdp2_does_in_bfloat16(
 ) -> None:
     spec = {"dtype": "bfloat16", "gradient_checkpointing": recompute}
     plain, fsdp2 = (
-        numbers(CASES[name], model_path, backend=backend, **spec) for backend in ("plain", "fsdp2")
+        numbers(CASES[name], model_path, backend=backend, **spec)
+        for backend in ("plain", "fsdp2")
     )
     assert_equal(plain, fsdp2, 0.0)
     assert plain["checksums"] == fsdp2["checksums"]
@@ -182,7 +190,9 @@ def test_plain_rounds_as_fsdp2_does_in_bfloat16(
 
 @pytest.mark.parametrize("backend", ["fsdp2", "plain"])
 def test_what_wakes_goes_on_exactly(model_path: str, backend: str) -> None:
-    slept, other = (make_actor(model_path, "sft", optim=OPTIM, backend=backend) for _ in range(2))
+    slept, other = (
+        make_actor(model_path, "sft", optim=OPTIM, backend=backend) for _ in range(2)
+    )
     shard = shard_of("sft")
     for actor in (slept, other):
         actor.update(shard)

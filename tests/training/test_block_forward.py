@@ -54,7 +54,9 @@ class Products(TorchDispatchMode):
         super().__init__()
         self.found: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = str(func)
         if name in trunk._PRODUCTS:
             self.found["products"] += 1
@@ -63,7 +65,9 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_selective_computes_every_second_product_and_no_attention_again(model_path: str) -> None:
+def test_selective_computes_every_second_product_and_no_attention_again(
+    model_path: str,
+) -> None:
     """A layer of a Qwen3 has 7 products, of which the 2nd, 4th and 6th are made again."""
     backward = {}
     for recompute in (False, True, "selective"):

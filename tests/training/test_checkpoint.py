@@ -19,7 +19,9 @@ from tests.training.harness import make_actor, make_batch, update, write_model
 MUON = OptimSpec(name="muon", lr=2e-3, schedule="cosine", warmup_steps=2)
 
 
-@pytest.mark.parametrize("optim", [OptimSpec(lr=1e-3, warmup_steps=6), MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize(
+    "optim", [OptimSpec(lr=1e-3, warmup_steps=6), MUON], ids=["adamw", "muon"]
+)
 def test_a_resumed_actor_gives_the_same_losses_to_the_last_digit(
     model_path: str, tmp_path: Path, optim: OptimSpec
 ) -> None:
@@ -35,7 +37,9 @@ def test_a_resumed_actor_gives_the_same_losses_to_the_last_digit(
     assert resumed.checksum() == actor.checksum()
 
 
-def test_saving_before_the_first_step_changes_nothing(model_path: str, tmp_path: Path) -> None:
+def test_saving_before_the_first_step_changes_nothing(
+    model_path: str, tmp_path: Path
+) -> None:
     batch = make_batch(kind=SegmentKind.TARGET)
     saved, plain, loaded = (make_actor(model_path, "sft") for _ in range(3))
     saved.save(tmp_path / "actor")
@@ -77,7 +81,9 @@ def cut_the_listing(folder: Path) -> str:
     return path.name
 
 
-@pytest.mark.parametrize("tear", [truncate, remove, flip_a_bit, never_finish, cut_the_listing])
+@pytest.mark.parametrize(
+    "tear", [truncate, remove, flip_a_bit, never_finish, cut_the_listing]
+)
 def test_a_corrupt_checkpoint_is_refused_by_its_file(
     model_path: str, tmp_path: Path, tear: Callable[[Path], str]
 ) -> None:
@@ -85,7 +91,9 @@ def test_a_corrupt_checkpoint_is_refused_by_its_file(
     update(actor, make_batch(kind=SegmentKind.TARGET))
     actor.save(tmp_path / "actor")
     name = tear(tmp_path / "actor")
-    with pytest.raises(CheckpointError, match=rf"{name}.*corrupt; resume from an older checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=rf"{name}.*corrupt; resume from an older checkpoint"
+    ):
         actor.load(tmp_path / "actor")
 
 
@@ -98,14 +106,19 @@ def test_a_checkpoint_is_never_written_over(model_path: str, tmp_path: Path) -> 
 
 def test_another_models_checkpoint_is_refused(model_path: str, tmp_path: Path) -> None:
     make_actor(model_path, "sft").save(tmp_path / "actor")
-    other = make_actor(str(write_model(tmp_path / "model", tie_word_embeddings=False)), "sft")
+    other = make_actor(
+        str(write_model(tmp_path / "model", tie_word_embeddings=False)), "sft"
+    )
     with pytest.raises(
-        StoreError, match=r"another model or optimizer: 'model\.hf\.lm_head\.weight' is missing"
+        StoreError,
+        match=r"another model or optimizer: 'model\.hf\.lm_head\.weight' is missing",
     ):
         other.load(tmp_path / "actor")
 
 
-def test_an_export_loads_anywhere_with_equal_weights(model_path: str, tmp_path: Path) -> None:
+def test_an_export_loads_anywhere_with_equal_weights(
+    model_path: str, tmp_path: Path
+) -> None:
     actor = make_actor(model_path, "sft")
     update(actor, make_batch(kind=SegmentKind.TARGET))
     actor.export(tmp_path / "export")
@@ -129,6 +142,6 @@ def test_a_tied_weight_is_published_once(model_path: str) -> None:
 
 
 def test_weights_are_published_in_the_served_dtype(model_path: str) -> None:
-    assert {tensor.dtype for _, tensor in make_actor(model_path, "sft").weights("bfloat16")} == {
-        torch.bfloat16
-    }
+    assert {
+        tensor.dtype for _, tensor in make_actor(model_path, "sft").weights("bfloat16")
+    } == {torch.bfloat16}

@@ -106,14 +106,19 @@ def test_a_run_without_a_checkpoint_says_which_setting_makes_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = RunDirectory.create(tmp_path / "run")
-    assert run_command_line(["export", "model", str(run.root), "--to", str(tmp_path / "out")]) == 3
+    assert (
+        run_command_line(["export", "model", str(run.root), "--to", str(tmp_path / "out")])
+        == 3
+    )
     assert "checkpoint.every" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_a_damaged_one_named(
     run: RunDirectory, tmp_path: Path, model_path: str
 ) -> None:
-    newer, damaged = (run.checkpoints_folder / "rl" / f"step={n:06d}" / "actor" for n in (1, 2))
+    newer, damaged = (
+        run.checkpoints_folder / "rl" / f"step={n:06d}" / "actor" for n in (1, 2)
+    )
     listing = json.loads((newer / "files.json").read_text())
     (newer / "files.json").write_text(json.dumps({**listing, "format": 99}))
     for refused in (
@@ -124,7 +129,9 @@ def test_a_checkpoint_of_another_format_is_refused_and_a_damaged_one_named(
             refused()
     config = damaged / "model" / "config.json"
     config.write_text(config.read_text().replace("2", "3", 1))
-    with pytest.raises(StoreError, match=r"config\.json holds other bytes than were written"):
+    with pytest.raises(
+        StoreError, match=r"config\.json holds other bytes than were written"
+    ):
         export_checkpoint(damaged, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

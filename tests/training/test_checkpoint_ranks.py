@@ -120,7 +120,9 @@ def test_files_are_hashed_as_they_are_written(
 
 
 @pytest.mark.slow
-def test_what_one_rank_cannot_write_all_tell_at_once(model_path: str, tmp_path: Path) -> None:
+def test_what_one_rank_cannot_write_all_tell_at_once(
+    model_path: str, tmp_path: Path
+) -> None:
     run_ranks(MODULE, 2, "fail", model_path, str(tmp_path))
     for rank in range(2):
         error = (tmp_path / f"told-{rank}").read_text()
@@ -134,7 +136,17 @@ def test_what_one_rank_cannot_write_all_tell_at_once(model_path: str, tmp_path: 
 
 @pytest.mark.slow
 def test_a_killed_run_keeps_the_checkpoint_before(model_path: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", MODULE, "0", "1", "0", "die", model_path, str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        MODULE,
+        "0",
+        "1",
+        "0",
+        "die",
+        model_path,
+        str(tmp_path),
+    ]
     done = subprocess.run(
         command, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S
     )
@@ -147,7 +159,9 @@ def test_a_killed_run_keeps_the_checkpoint_before(model_path: str, tmp_path: Pat
     role = roles(model_path, DistSpec())["actor"]
     role.load(folder / "actor")
     expected = torch.load(tmp_path / "weights-1.pt")
-    assert all(torch.equal(weight, expected[name]) for name, weight in weights(role).items())
+    assert all(
+        torch.equal(weight, expected[name]) for name, weight in weights(role).items()
+    )
 
 
 def test_the_checkpoint_of_another_model_layout_or_role_is_refused(
@@ -155,7 +169,9 @@ def test_the_checkpoint_of_another_model_layout_or_role_is_refused(
 ) -> None:
     roles(model_path, DistSpec())["critic"].save(tmp_path / "critic")
     actor = make_actor(model_path, "sft")
-    with pytest.raises(StoreError, match=r"another model or optimizer: 'model\.hf\.score\.weight'"):
+    with pytest.raises(
+        StoreError, match=r"another model or optimizer: 'model\.hf\.score\.weight'"
+    ):
         actor.load(tmp_path / "critic")
     actor.save(tmp_path / "actor")
     wide = make_actor(str(write_model(tmp_path / "wide", intermediate_size=64)), "sft")
@@ -163,5 +179,7 @@ def test_the_checkpoint_of_another_model_layout_or_role_is_refused(
         wide.load(tmp_path / "actor")
     listing = tmp_path / "actor" / "files.json"
     listing.write_text(listing.read_text().replace(checkpoint.LAYOUT, "megatron"))
-    with pytest.raises(StoreError, match=r"layout 'megatron' and this agentrl reads 'torch\.dist"):
+    with pytest.raises(
+        StoreError, match=r"layout 'megatron' and this agentrl reads 'torch\.dist"
+    ):
         actor.load(tmp_path / "actor")

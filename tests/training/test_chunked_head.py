@@ -53,7 +53,11 @@ def exact_gradient(model: PolicyModel, row: Packed) -> Tensor:
     weight = model.head.weight
     assert isinstance(weight, Tensor)
     exact = weight.detach().float().requires_grad_()
-    hidden = model.hidden(row.token_ids, row.positions, row.spans, row.logit_rows).detach().float()
+    hidden = (
+        model.hidden(row.token_ids, row.positions, row.spans, row.logit_rows)
+        .detach()
+        .float()
+    )
     logprobs = torch.log_softmax(hidden @ exact.T / row.temperature[:, None], -1)
     logprobs[row.logit_of, row.targets].mean().backward()
     assert exact.grad is not None
@@ -126,5 +130,7 @@ def test_an_output_layer_that_is_not_linear_is_refused_in_bfloat16(
 ) -> None:
     monkeypatch.setattr(policy_model, "_CHUNK_ELEMENTS", VOCAB)
     model.hf.set_output_embeddings(nn.Sequential(model.head))  # type: ignore[operator]
-    with pytest.raises(ConfigError, match=r"ActorSpec\.dtype must be 'float32' for Qwen3.*'bfloat"):
+    with pytest.raises(
+        ConfigError, match=r"ActorSpec\.dtype must be 'float32' for Qwen3.*'bfloat"
+    ):
         model(row)

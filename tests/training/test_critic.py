@@ -12,7 +12,15 @@ import torch
 
 from agentrl.algorithms import TokenLoss, make_algorithm
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.training import Critic, CriticSpec, DistSpec, OptimSpec, join, sample_weights, shards
+from agentrl.training import (
+    Critic,
+    CriticSpec,
+    DistSpec,
+    OptimSpec,
+    join,
+    sample_weights,
+    shards,
+)
 from agentrl.training.data.partition import partition
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.packed_model import ModelSpec
@@ -26,7 +34,8 @@ def critic(model_path: str, settings: dict[str, Any] | None = None, **spec: Any)
     join(DistSpec())
     algorithm = make_algorithm("ppo", settings)
     return Critic(
-        CriticSpec(model_path, algorithm, **{"optim": PLAIN, "head_seed": 5} | spec), DistSpec()
+        CriticSpec(model_path, algorithm, **{"optim": PLAIN, "head_seed": 5} | spec),
+        DistSpec(),
     )
 
 
@@ -46,7 +55,10 @@ def valued(role: Critic, batch: Batch, micro_batch_tokens: int = 64) -> Batch:
     shard = shard_of(batch, micro_batch_tokens)
     found = role.values(shard)
     order = np.concatenate(
-        [np.arange(batch.cu_seqlens[row], batch.cu_seqlens[row + 1]) for row in shard.samples]
+        [
+            np.arange(batch.cu_seqlens[row], batch.cu_seqlens[row + 1])
+            for row in shard.samples
+        ]
     )
     columns = {name: np.zeros_like(column) for name, column in found.items()}
     for name, column in found.items():
@@ -66,7 +78,9 @@ def reference_values(model_path: str, batch: Batch) -> tuple[np.ndarray, np.ndar
         ids = torch.from_numpy(batch.token_ids[start:end].astype(np.int64))
         positions = torch.arange(ids.numel())
         with torch.no_grad():
-            hidden = model.hidden(ids, positions[None], [Span(ROOT, 0, ids.numel())], positions)
+            hidden = model.hidden(
+                ids, positions[None], [Span(ROOT, 0, ids.numel())], positions
+            )
             values = model.head(hidden)[:, 0].numpy()
         found[start + 1 : end] = values[:-1]
         behind[row] = values[-1]
@@ -74,7 +88,9 @@ def reference_values(model_path: str, batch: Batch) -> tuple[np.ndarray, np.ndar
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [64, 200])
-def test_a_value_is_of_the_state_before_its_token(model_path: str, micro_batch_tokens: int) -> None:
+def test_a_value_is_of_the_state_before_its_token(
+    model_path: str, micro_batch_tokens: int
+) -> None:
     role = critic(model_path)
     batch = make_batch()
     found = valued(role, batch, micro_batch_tokens)
@@ -87,7 +103,9 @@ def test_a_value_is_of_the_state_before_its_token(model_path: str, micro_batch_t
     assert (batch.loss_mask[ends] == 1).all()
 
 
-def test_the_value_behind_a_trajectory_stands_on_its_last_token_of_all(model_path: str) -> None:
+def test_the_value_behind_a_trajectory_stands_on_its_last_token_of_all(
+    model_path: str,
+) -> None:
     role = critic(model_path)
     batch = two_trajectories()
     found = valued(role, batch)
@@ -101,7 +119,9 @@ def test_the_value_behind_a_trajectory_stands_on_its_last_token_of_all(model_pat
 def test_the_loss_is_that_of_returns_weighted_as_the_policys(model_path: str) -> None:
     role = critic(model_path)
     stats = role.update(shard_of(valued(role, make_batch())))
-    assert stats["loss"].mean == pytest.approx(0.5, rel=1e-5)  # (V - (V + 1))² / 2 at every token
+    assert stats["loss"].mean == pytest.approx(
+        0.5, rel=1e-5
+    )  # (V - (V + 1))² / 2 at every token
     assert stats["error"].mean == pytest.approx(1.0, rel=1e-5)
     assert stats["clip_frac"].mean == 0.0
 
@@ -120,7 +140,10 @@ def test_micro_batches_change_no_gradient(model_path: str) -> None:
         role.update(shard_of(valued(role, make_batch(), 64), micro_batch_tokens))
         (optimizer,) = role.backend.optimizers
         found.append(
-            [optimizer.state[p]["exp_avg"].full_tensor() for p in role.backend.model.parameters()]
+            [
+                optimizer.state[p]["exp_avg"].full_tensor()
+                for p in role.backend.model.parameters()
+            ]
         )
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
@@ -188,5 +211,7 @@ def test_a_loss_of_values_that_is_summed_already_is_refused(model_path: str) -> 
     role = critic(model_path)
     batch = valued(role, make_batch())
     role._value_loss = lambda own: TokenLoss(own.values.sum())
-    with pytest.raises(TrainingError, match=r"its value_loss must return one number for each"):
+    with pytest.raises(
+        TrainingError, match=r"its value_loss must return one number for each"
+    ):
         role.update(shard_of(batch))

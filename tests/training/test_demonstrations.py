@@ -38,7 +38,9 @@ CONVERSATION: list[dict[str, Any]] = [
 
 
 def group_of(row: Any, **settings: Any) -> Any:
-    return demonstration_group(row, 5, BytewiseRenderer(), **{"max_tokens": 1000} | settings)
+    return demonstration_group(
+        row, 5, BytewiseRenderer(), **{"max_tokens": 1000} | settings
+    )
 
 
 async def test_its_tokens_are_those_of_a_rollout_that_says_the_same() -> None:
@@ -84,13 +86,17 @@ def test_one_that_does_not_fit_at_all_is_refused() -> None:
 
 def test_a_template_that_rewrites_history_gives_a_sequence_a_turn() -> None:
     renderer = BytewiseRenderer(rewrites=True)
-    (trajectory,) = demonstration_group(CONVERSATION, 0, renderer, max_tokens=1000).trajectories
+    (trajectory,) = demonstration_group(
+        CONVERSATION, 0, renderer, max_tokens=1000
+    ).trajectories
     assert [turn.parent for turn in trajectory.turns] == [None, None]
     assert [len(sample.owned) for sample in trajectory.samples()] == [1, 1]
 
 
 def test_the_tools_of_a_row_are_in_its_prompt() -> None:
-    (trajectory,) = group_of({"messages": CONVERSATION, "tools": [add.spec.openai()]}).trajectories
+    (trajectory,) = group_of(
+        {"messages": CONVERSATION, "tools": [add.spec.openai()]}
+    ).trajectories
     assert trajectory.turns[0].context[0].token_ids.tolist()[:5] == ids("[add]")
 
 
@@ -108,7 +114,9 @@ def test_a_row_without_an_assistant_is_named() -> None:
 
 
 def test_a_message_without_content_is_named() -> None:
-    with pytest.raises(DataError, match=r"demonstration 5: messages\[0\] needs a content .* None"):
+    with pytest.raises(
+        DataError, match=r"demonstration 5: messages\[0\] needs a content .* None"
+    ):
         group_of([{"role": "user", "content": None}, CONVERSATION[-1]])
 
 
@@ -119,7 +127,11 @@ def as_openai(**changes: Any) -> list[dict[str, Any]]:
     function = {"name": "add", "arguments": '{"a": 1, "b": 2}', **changes}
     call_of_it = {"id": "call_0", "type": "function", "function": function}
     asked, _, *rest = CONVERSATION
-    return [asked, {"role": "assistant", "content": None, "tool_calls": [call_of_it]}, *rest]
+    return [
+        asked,
+        {"role": "assistant", "content": None, "tool_calls": [call_of_it]},
+        *rest,
+    ]
 
 
 def test_openais_text_arguments_are_read() -> None:
@@ -127,14 +139,16 @@ def test_openais_text_arguments_are_read() -> None:
     (ours,) = group_of(CONVERSATION).trajectories
     assert laid_out(written) == laid_out(ours)
     pair = {"prompt": "hi", "chosen": as_openai()[1:], "rejected": "no"}
-    assert preference_group(pair, 0, BytewiseRenderer(), max_tokens=1000).trajectories[0].turns[
+    assert preference_group(pair, 0, BytewiseRenderer(), max_tokens=1000).trajectories[
         0
-    ].message == (ours.turns[0].message)
+    ].turns[0].message == (ours.turns[0].message)
 
 
 def test_columns_that_arrow_fills_with_nulls_are_none() -> None:
     columns = {"tool_calls": None, "name": None, "tool_call_id": None}
-    (trajectory,) = group_of([{**columns, **message} for message in CONVERSATION]).trajectories
+    (trajectory,) = group_of(
+        [{**columns, **message} for message in CONVERSATION]
+    ).trajectories
     assert laid_out(trajectory) == laid_out(group_of(CONVERSATION).trajectories[0])
 
 
@@ -157,11 +171,16 @@ def test_arguments_that_are_no_object_are_named(arguments: str, told: str) -> No
 
 
 def test_tools_may_be_json_text_and_what_is_none_is_named() -> None:
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    (written,) = group_of({"messages": CONVERSATION, "tools": json.dumps(tools)}).trajectories
+    tools = [
+        {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    ]
+    (written,) = group_of(
+        {"messages": CONVERSATION, "tools": json.dumps(tools)}
+    ).trajectories
     (given,) = group_of({"messages": CONVERSATION, "tools": tools}).trajectories
     assert laid_out(written) == laid_out(given)
     with pytest.raises(
-        DataError, match=r"demonstration 5: 'tools' must be a list of .* \(KeyError: 'name'\)"
+        DataError,
+        match=r"demonstration 5: 'tools' must be a list of .* \(KeyError: 'name'\)",
     ):
         group_of({"messages": CONVERSATION, "tools": [{"nam": "add"}]})

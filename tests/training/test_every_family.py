@@ -45,7 +45,9 @@ SIZES = {
 LATENT = {"num_key_value_heads": 4, "head_dim": 4}
 SHARED = ["sliding_attention", "sliding_attention", "full_attention"]
 OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "youtu"), LATENT),
+    **dict.fromkeys(
+        ("axk1", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "youtu"), LATENT
+    ),
     "deepseek_v2": {**LATENT, "num_experts_per_tok": 2, "n_routed_experts": 4},
     "gemma4_text": {
         "num_hidden_layers": 6,
@@ -70,7 +72,9 @@ def sizes_of(config: Any) -> dict[str, Any]:
     found: dict[str, Any] = {"vocab_size": VOCAB}
     for name, value in vars(config).items():
         sizes = (size for names, size in SIZES.items() if re.fullmatch(names, name))
-        if (type(value) is int or name == "head_dim") and (size := next(sizes, None)) is not None:
+        if (type(value) is int or name == "head_dim") and (
+            size := next(sizes, None)
+        ) is not None:
             found[name] = min(value or size, size)
     if kinds := list(dict.fromkeys(getattr(config, "layer_types", None) or ())):
         found["layer_types"] = kinds * (1 if len(kinds) > 1 else 2)
@@ -113,17 +117,27 @@ def test_layers_that_differ_are_trained(tmp_path: Path, family: str) -> None:
 def test_a_twin_has_a_layer_of_each_kind(family: str, layers: int) -> None:
     """LongCat's counts twice; Gemma 4's have a window or not, and keys of their own or not."""
     made = CONFIG_MAPPING[family]
-    twin: Any = small_twin(AutoModelForCausalLM, made(**{**sizes_of(made()), **OWN[family]}))
+    twin: Any = small_twin(
+        AutoModelForCausalLM, made(**{**sizes_of(made()), **OWN[family]})
+    )
     assert len(twin.model.layers) == layers
-    heads = [layer.self_attn.head_dim for layer in twin.model.layers if family == "gemma4_text"]
+    heads = [
+        layer.self_attn.head_dim for layer in twin.model.layers if family == "gemma4_text"
+    ]
     assert heads == [8, 16, 8, 16][: len(heads)]
 
 
 @pytest.mark.parametrize(
     ("family", "told"),
     [
-        *((family, r"\w+ForCausalLM doesn't use transformers' attention") for family in OF_ITS_OWN),
-        ("mllama_text_model", "must hold a causal model, and transformers has none of model_type="),
+        *(
+            (family, r"\w+ForCausalLM doesn't use transformers' attention")
+            for family in OF_ITS_OWN
+        ),
+        (
+            "mllama_text_model",
+            "must hold a causal model, and transformers has none of model_type=",
+        ),
     ],
 )
 def test_a_family_is_refused_by_its_class(tmp_path: Path, family: str, told: str) -> None:
@@ -133,7 +147,9 @@ def test_a_family_is_refused_by_its_class(tmp_path: Path, family: str, told: str
     assert re.search(told, opened(str(tmp_path)))
 
 
-def test_a_configuration_that_the_family_refuses_is_a_fault_of_the_folder(tmp_path: Path) -> None:
+def test_a_configuration_that_the_family_refuses_is_a_fault_of_the_folder(
+    tmp_path: Path,
+) -> None:
     path = Path(write_family(tmp_path, "gpt_neo")) / "config.json"
     path.write_text(path.read_text().replace('"num_layers": 2', '"num_layers": 3'))
     told = rf"^ActorSpec\.model_path='{tmp_path}' could not be loaded as a causal model \(Strict"

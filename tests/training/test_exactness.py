@@ -130,5 +130,7 @@ def test_a_trainer_that_rounds_otherwise_says_why(
 ) -> None:
     folder = write_family(tmp_path, "gpt_neox", vocab_size=VOCAB)
     make_actor(str(folder), deterministic=True)
-    (told,) = [one for one in caplog.records if getattr(one, "event", "") == "inexact_logprobs"]
+    (told,) = [
+        one for one in caplog.records if getattr(one, "event", "") == "inexact_logprobs"
+    ]
     assert vars(told)["cause"] == "TorchEngine has no decoder of its own for its family"

@@ -48,16 +48,21 @@ APART = tuple(Span(ROOT, 0, size) for size in (300, 45, 1, 150, 90))
 HEADS, KEY_HEADS, WIDTH = 4, 2, 64
 
 
-def packed(spans: tuple[Span, ...], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+def packed(
+    spans: tuple[Span, ...], device: torch.device, dtype: torch.dtype
+) -> list[Tensor]:
     torch.manual_seed(0)
     total = sum(span.size for span in spans)
     return [
-        torch.randn(1, heads, total, WIDTH).to(device, dtype) for heads in (HEADS, KEY_HEADS, 2)
+        torch.randn(1, heads, total, WIDTH).to(device, dtype)
+        for heads in (HEADS, KEY_HEADS, 2)
     ]
 
 
 def by_segments(tensors: list[Tensor], spans: tuple[Span, ...], **options: Any) -> Tensor:
-    found, _ = segment_attention(nn.Identity(), *tensors, None, masks=Masks(spans), **options)
+    found, _ = segment_attention(
+        nn.Identity(), *tensors, None, masks=Masks(spans), **options
+    )
     return found
 
 
@@ -86,7 +91,9 @@ def visible(spans: tuple[Span, ...], window: int | None) -> Tensor:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("window", [None, 256, 7])
 @pytest.mark.parametrize("spans", [TREE, APART, (Span(ROOT, 0, 2 * BLOCK),)])
-def test_the_block_mask_is_the_prefix_tree(spans: tuple[Span, ...], window: int | None) -> None:
+def test_the_block_mask_is_the_prefix_tree(
+    spans: tuple[Span, ...], window: int | None
+) -> None:
     expected = visible(spans, window)
     total = expected.shape[0]
     mask = block_mask(spans, window, CPU)
@@ -97,13 +104,19 @@ def test_the_block_mask_is_the_prefix_tree(spans: tuple[Span, ...], window: int 
     some, full = (torch.from_numpy(kind) for kind in block_kinds(spans, window))
     assert torch.equal(mask.to_dense()[0, 0].bool(), some)
     assert not (full & ~some).any()
-    for row, column in ((row, column) for row in range(len(some)) for column in range(len(some))):
-        part = expected[row * BLOCK : (row + 1) * BLOCK, column * BLOCK : (column + 1) * BLOCK]
+    for row, column in (
+        (row, column) for row in range(len(some)) for column in range(len(some))
+    ):
+        part = expected[
+            row * BLOCK : (row + 1) * BLOCK, column * BLOCK : (column + 1) * BLOCK
+        ]
         assert bool(some[row, column]) or not bool(part.any())
         assert bool(part.all()) or not bool(full[row, column])
 
 
-def test_of_one_long_sample_half_the_blocks_are_computed_and_those_off_the_diagonal_whole() -> None:
+def test_of_one_long_sample_half_the_blocks_are_computed_and_those_off_the_diagonal_whole() -> (
+    None
+):
     some, full = block_kinds((Span(ROOT, 0, 8 * BLOCK),), None)
     assert (some.sum(), full.sum()) == (36, 28)
 
@@ -134,7 +147,9 @@ def test_flex_caps_scores() -> None:
     assert found[0, 1, 0, 0].item() == pytest.approx(torch.sigmoid(capped).item(), abs=1e-5)
 
 
-def test_a_row_is_given_to_varlen_by_its_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_given_to_varlen_by_its_boundaries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The kernel needs a GPU; here a definition with its signature stands in its place."""
     calls: list[dict[str, Any]] = []
 
@@ -151,7 +166,9 @@ def test_a_row_is_given_to_varlen_by_its_boundaries(monkeypatch: pytest.MonkeyPa
         window_size: tuple[int, int],
         enable_gqa: bool = False,
     ) -> Tensor:
-        calls.append({"max": (max_q, max_k), "ends": cu_seq_q.tolist(), "window": window_size})
+        calls.append(
+            {"max": (max_q, max_k), "ends": cu_seq_q.tolist(), "window": window_size}
+        )
         assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
         rows = []
         for low, high in zip(cu_seq_q[:-1].tolist(), cu_seq_k[1:].tolist(), strict=True):
@@ -206,9 +223,19 @@ def test_what_a_setting_stands_for(
 @pytest.mark.parametrize(
     ("name", "device", "dtype", "message"),
     [
-        ("varlen", CPU, torch.bfloat16, r"'varlen' needs a CUDA device, got 'cpu'; set it to auto"),
+        (
+            "varlen",
+            CPU,
+            torch.bfloat16,
+            r"'varlen' needs a CUDA device, got 'cpu'; set it to auto",
+        ),
         ("flex", CPU, torch.float32, r"'flex' needs a CUDA device"),
-        ("varlen", CUDA, torch.float32, r"computes in bfloat16, got ModelConfig\.dtype='float32'"),
+        (
+            "varlen",
+            CUDA,
+            torch.float32,
+            r"computes in bfloat16, got ModelConfig\.dtype='float32'",
+        ),
     ],
 )
 def test_what_a_machine_lacks_is_refused(
@@ -233,7 +260,9 @@ def test_a_family_that_caps_its_scores_is_refused(name: str) -> None:
     attend = ALL_ATTENTION_FUNCTIONS[name]
     tensors = packed(APART, CPU, torch.float32)
     arguments = attention_arguments(name, APART, CPU)
-    with pytest.raises(ConfigError, match=f"attention='{name}' lacks 'softcap'.* set flash"):
+    with pytest.raises(
+        ConfigError, match=f"attention='{name}' lacks 'softcap'.* set flash"
+    ):
         attend(nn.Identity(), *tensors, None, softcap=30.0, **arguments)
 
 
@@ -245,7 +274,9 @@ def test_flex_refuses_attention_sinks() -> None:
 
 
 @pytest.mark.parametrize("attention", ["varlen", "flex"])
-def test_trunk_and_head_are_compared_whatever_the_attention(tmp_path: Any, attention: Any) -> None:
+def test_trunk_and_head_are_compared_whatever_the_attention(
+    tmp_path: Any, attention: Any
+) -> None:
     """A family that caps its logits is refused, though its attention's kernel needs a GPU."""
     torch.manual_seed(0)
     config = Gemma2Config(
@@ -279,7 +310,11 @@ def test_positions_may_have_three_axes(model_path: str) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
-        rope_scaling={"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4},
+        rope_scaling={
+            "rope_type": "default",
+            "mrope_section": [2, 1, 1],
+            "rope_theta": 1e4,
+        },
     )
     model = load_policy(ModelSpec(model_path))
     torch.manual_seed(0)
@@ -300,7 +335,9 @@ def test_positions_may_have_three_axes(model_path: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 128])
-@pytest.mark.parametrize(("name", "spans"), [("varlen", APART), ("flex", APART), ("flex", TREE)])
+@pytest.mark.parametrize(
+    ("name", "spans"), [("varlen", APART), ("flex", APART), ("flex", TREE)]
+)
 def test_a_kernel_gives_the_numbers_and_gradients_of_segments(
     name: str, spans: tuple[Span, ...], window: int | None
 ) -> None:
@@ -309,7 +346,8 @@ def test_a_kernel_gives_the_numbers_and_gradients_of_segments(
     sides = []
     for dtype in (torch.float32, torch.bfloat16):
         tensors = [
-            one.requires_grad_() for one in packed(spans, torch.device("cuda:0"), torch.bfloat16)
+            one.requires_grad_()
+            for one in packed(spans, torch.device("cuda:0"), torch.bfloat16)
         ]
         if dtype is torch.float32:
             wide = [one.detach().float().requires_grad_() for one in tensors]
@@ -317,8 +355,12 @@ def test_a_kernel_gives_the_numbers_and_gradients_of_segments(
             sides.append((found, torch.autograd.grad(found.square().sum(), wide)))
         else:
             arguments = attention_arguments(name, spans, torch.device("cuda:0"))
-            found, _ = attend(nn.Identity(), *tensors, None, sliding_window=window, **arguments)
-            sides.append((found, torch.autograd.grad(found.float().square().sum(), tensors)))
+            found, _ = attend(
+                nn.Identity(), *tensors, None, sliding_window=window, **arguments
+            )
+            sides.append(
+                (found, torch.autograd.grad(found.float().square().sum(), tensors))
+            )
     (expected, gradients), (found, own) = sides
     assert (found - expected).abs().max() <= 2e-2 * expected.abs().max()
     for one, other in zip(own, gradients, strict=True):

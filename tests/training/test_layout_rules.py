@@ -124,9 +124,8 @@ def test_a_dense_model_has_no_experts_to_divide() -> None:
     "config", [Qwen3MoeConfig(num_experts=6), MixtralConfig(num_local_experts=6)]
 )
 def test_experts_that_ep_does_not_divide_are_refused(config: Any) -> None:
-    message = (
-        f"TrainConfig.ep_size must divide the 6 experts of each layer of {NAMED}, got 4; set one"
-    )
+    divide = f"must divide the 6 experts of each layer of {NAMED}"
+    message = f"TrainConfig.ep_size {divide}, got 4; set one"
     with pytest.raises(ConfigError, match=re.escape(message) + " of 1, 2, 3, 6$"):
         check_expert_parallel(config, 4, NAMED)
     check_expert_parallel(config, 3, NAMED)
@@ -156,8 +155,16 @@ def test_heads_that_sp_does_not_divide_are_refused() -> None:
 @pytest.mark.parametrize(
     ("place", "ep", "message"),
     [
-        (DistSpec(world_size=5, tp=5), 1, "PlacementConfig.tp_size must divide the 12 attention"),
-        (DistSpec(world_size=2), 2, "TrainConfig.ep_size=2 divides the experts of qwen3_moe"),
+        (
+            DistSpec(world_size=5, tp=5),
+            1,
+            "PlacementConfig.tp_size must divide the 12 attention",
+        ),
+        (
+            DistSpec(world_size=2),
+            2,
+            "TrainConfig.ep_size=2 divides the experts of qwen3_moe",
+        ),
     ],
 )
 def test_a_role_refuses_its_layout_before_it_loads_anything(
@@ -177,8 +184,16 @@ def test_a_role_refuses_its_layout_before_it_loads_anything(
             "must divide PlacementConfig.world_size=6, got 4 *",
         ),
         (DistSpec(world_size=4), Sharding("hybrid"), "needs TrainConfig.shard_size"),
-        (DistSpec(world_size=4), Sharding("hybrid", 3), "must divide the 4 data-parallel ranks"),
-        (DistSpec(world_size=4), Sharding("full", 2), "is for TrainConfig.shard='hybrid' alone"),
+        (
+            DistSpec(world_size=4),
+            Sharding("hybrid", 3),
+            "must divide the 4 data-parallel ranks",
+        ),
+        (
+            DistSpec(world_size=4),
+            Sharding("full", 2),
+            "is for TrainConfig.shard='hybrid' alone",
+        ),
     ],
 )
 def test_ranks_that_cannot_be_divided_are_refused(

@@ -100,7 +100,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def chosen(request: pytest.FixtureRequest) -> frozenset[str]:
     """The layouts and bugs that this session looks at."""
-    cases = [item.callspec.params for item in request.session.items if item.path == request.path]  # type: ignore[attr-defined]
+    cases = [
+        item.callspec.params for item in request.session.items if item.path == request.path
+    ]  # type: ignore[attr-defined]
     return frozenset(one["own"].name if "own" in one else one["name"] for one in cases)
 
 
@@ -119,13 +121,17 @@ def alone(models: Path, out: Path, chosen: frozenset[str]) -> Iterator[Mapping[s
         own = Layout(1, model=model, dtype=dtype, algorithms=tuple(sorted(algorithms)))
         found[f"{model} {dtype}"] = dict(compared(models, own, Ranks(place)))
     for model in sorted({own.model for own in looked_at if own.is_trained}):
-        found[f"{model} trained"] = trained(models, Layout(1, model=model), Ranks(place), out)
+        found[f"{model} trained"] = trained(
+            models, Layout(1, model=model), Ranks(place), out
+        )
     yield found
     leave()
 
 
 @pytest.fixture(scope="module")
-def world(models: Path, out: Path, alone: Mapping[str, Any], chosen: frozenset[str]) -> World:
+def world(
+    models: Path, out: Path, alone: Mapping[str, Any], chosen: frozenset[str]
+) -> World:
     """One start of a world's ranks, when the first test asks for it."""
     assert alone, "its checkpoints are read"
 
@@ -135,7 +141,9 @@ def world(models: Path, out: Path, alone: Mapping[str, Any], chosen: frozenset[s
     def run_world(size: int) -> Mapping[str, Any]:
         assert size not in tried, "its ranks failed for a test before"
         tried.add(size)
-        run_ranks("tests.training.layout_rank", size, str(models), str(out), *sorted(chosen))
+        run_ranks(
+            "tests.training.layout_rank", size, str(models), str(out), *sorted(chosen)
+        )
         found: Mapping[str, Any] = torch.load(out / f"world{size}.pt", weights_only=False)
         return found
 
@@ -166,9 +174,9 @@ def test_a_layout_changes_no_loss_and_no_gradient(
     assert cases, "nothing was compared"
     for case, found in cases.items():
         assert gradient_error(found, expected[case]) <= of_gradient, case
-        assert numbers(found) == pytest.approx(numbers(expected[case]), rel=of_loss, abs=of_loss), (
-            case
-        )
+        assert numbers(found) == pytest.approx(
+            numbers(expected[case]), rel=of_loss, abs=of_loss
+        ), case
 
 
 @pytest.mark.parametrize("own", marked(TRAINED))
@@ -198,7 +206,9 @@ def test_a_checkpoint_goes_on_in_any_layout(
 ) -> None:
     found = world(own.world_size)["trained"][own.name]
     # one rank's checkpoint, on this layout
-    assert found["resumed"] == pytest.approx(alone[f"{own.model} trained"]["resumed"], rel=1e-9)
+    assert found["resumed"] == pytest.approx(
+        alone[f"{own.model} trained"]["resumed"], rel=1e-9
+    )
     # this layout's, on one rank
     actor = make_actor(str(models / own.model), "sft", dtype="float64", optim=own.moving)
     actor.load(found["folder"])

@@ -34,7 +34,9 @@ def padded_logprobs(path: str, batch: Batch) -> np.ndarray:
     lengths = batch.lengths.tolist()
     rows = torch.split(torch.from_numpy(batch.token_ids.astype(np.int64)), lengths)
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence(
+        [torch.ones_like(row) for row in rows], batch_first=True
+    )
     logits = (
         model(input_ids=ids, attention_mask=mask).logits
         / torch.from_numpy(batch.temperature)[:, None, None]
@@ -67,7 +69,9 @@ def packed_logprobs(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_packed_logprobs_are_those_of_a_padded_forward(model_path: str, temperature: float) -> None:
+def test_packed_logprobs_are_those_of_a_padded_forward(
+    model_path: str, temperature: float
+) -> None:
     batch = make_batch(temperature=temperature)
     np.testing.assert_allclose(
         packed_logprobs(model_path, batch), padded_logprobs(model_path, batch), atol=1e-5
@@ -76,12 +80,17 @@ def test_packed_logprobs_are_those_of_a_padded_forward(model_path: str, temperat
 
 def test_each_samples_own_temperature_counts(model_path: str) -> None:
     batch = make_batch()
-    mixed = replace(batch, temperature=np.linspace(0.5, 1.5, batch.num_samples, dtype=np.float32))
+    mixed = replace(
+        batch, temperature=np.linspace(0.5, 1.5, batch.num_samples, dtype=np.float32)
+    )
     np.testing.assert_allclose(
         packed_logprobs(model_path, mixed), padded_logprobs(model_path, mixed), atol=1e-5
     )
     assert (
-        np.abs(packed_logprobs(model_path, mixed) - packed_logprobs(model_path, batch)).max() > 1e-2
+        np.abs(
+            packed_logprobs(model_path, mixed) - packed_logprobs(model_path, batch)
+        ).max()
+        > 1e-2
     )
 
 
@@ -96,7 +105,9 @@ def test_a_sliding_window_is_kept(tmp_path: Path) -> None:
     write_model(tmp_path, **SLIDING)
     batch = make_batch()
     np.testing.assert_allclose(
-        packed_logprobs(str(tmp_path), batch), padded_logprobs(str(tmp_path), batch), atol=1e-5
+        packed_logprobs(str(tmp_path), batch),
+        padded_logprobs(str(tmp_path), batch),
+        atol=1e-5,
     )
 
 
@@ -116,7 +127,9 @@ def test_a_samples_numbers_do_not_depend_on_its_neighbours(model_path: str) -> N
     np.testing.assert_allclose(together, alone, atol=2e-6)
 
 
-def test_logits_in_chunks_are_the_same(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_in_chunks_are_the_same(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = make_batch()
     at_once = packed_logprobs(model_path, batch)
     monkeypatch.setattr(policy_model, "_CHUNK_ELEMENTS", 3 * VOCAB)
@@ -140,7 +153,9 @@ def test_a_first_token_can_not_be_trained(model_path: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, float("nan"), float("inf")])
-def test_a_temperature_without_logprobs_is_refused(model_path: str, temperature: float) -> None:
+def test_a_temperature_without_logprobs_is_refused(
+    model_path: str, temperature: float
+) -> None:
     with pytest.raises(DataError, match=r"batch\.temperature must be above 0 and finite"):
         packed_logprobs(model_path, make_batch(temperature=temperature))
 
@@ -191,7 +206,9 @@ def write_tiny(folder: Path, family: str, **settings: Any) -> str:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_familys_packed_samples_are_what_they_are_alone(tmp_path: Path, family: str) -> None:
+def test_a_familys_packed_samples_are_what_they_are_alone(
+    tmp_path: Path, family: str
+) -> None:
     path = write_tiny(tmp_path, family, **FAMILIES[family])
     batch = make_batch()
     batch = replace(batch, token_ids=batch.token_ids % FEWER)
@@ -229,7 +246,9 @@ def test_a_family_that_cannot_be_packed_is_refused_when_it_is_opened(
     tmp_path: Path, family: str, settings: dict[str, Any], told: str
 ) -> None:
     path = write_tiny(tmp_path, family, **settings)
-    message = rf"^ActorSpec\.model_path='{path}': \w+ForCausalLM {told}.*; choose another family$"
+    message = (
+        rf"^ActorSpec\.model_path='{path}': \w+ForCausalLM {told}.*; choose another family$"
+    )
     with pytest.raises(ConfigError, match=message):
         make_actor(path)
 
@@ -239,7 +258,11 @@ def test_a_window_that_no_sample_outgrows_and_noise_in_training_change_nothing(
     tmp_path: Path, window: int | None
 ) -> None:
     """Its router draws experts, and multiplies what they read by noise, while it is trained."""
-    settings = {"num_local_experts": 4, "router_jitter_noise": 0.1, "input_jitter_noise": 0.1}
+    settings = {
+        "num_local_experts": 4,
+        "router_jitter_noise": 0.1,
+        "input_jitter_noise": 0.1,
+    }
     path = write_tiny(tmp_path, "phimoe", sliding_window=window, **settings)
     batch = make_batch()
     batch = replace(batch, token_ids=batch.token_ids % FEWER)
@@ -247,10 +270,14 @@ def test_a_window_that_no_sample_outgrows_and_noise_in_training_change_nothing(
     np.testing.assert_allclose(packed_logprobs(path, batch), alone, atol=1e-4)
 
 
-def test_a_family_that_leaves_the_width_of_heads_open_has_its_quotient(tmp_path: Path) -> None:
+def test_a_family_that_leaves_the_width_of_heads_open_has_its_quotient(
+    tmp_path: Path,
+) -> None:
     settings = {"num_local_experts": 2, "num_experts_per_tok": 1}
     facts = [
-        make_actor(write_tiny(tmp_path / str(width), "mixtral", **settings, head_dim=width)).facts()
+        make_actor(
+            write_tiny(tmp_path / str(width), "mixtral", **settings, head_dim=width)
+        ).facts()
         for width in (None, 8)
     ]
     assert '"head_dim": null' in (tmp_path / "None" / "config.json").read_text()
@@ -286,7 +313,9 @@ def test_a_sample_that_would_change_the_positions_of_its_neighbours_is_refused(
 
 def test_a_sample_beyond_a_table_of_positions_is_refused(tmp_path: Path) -> None:
     path = write_tiny(
-        tmp_path, "gpt2", **FAMILIES["gpt2"] | {"max_position_embeddings": 29, "n_positions": None}
+        tmp_path,
+        "gpt2",
+        **FAMILIES["gpt2"] | {"max_position_embeddings": 29, "n_positions": None},
     )
     batch = make_batch()
     with pytest.raises(DataError, match=r"reads at most 29 tokens .* got a sample of 30"):

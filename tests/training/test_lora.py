@@ -55,7 +55,11 @@ LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 def lora_actor(path: str | Path, lora: LoraSpec | None = None, **settings: Any) -> Actor:
-    settings = {"backend": "plain", "optim": MOVING, "lora": lora or LoraSpec(rank=4)} | settings
+    settings = {
+        "backend": "plain",
+        "optim": MOVING,
+        "lora": lora or LoraSpec(rank=4),
+    } | settings
     return make_actor(str(path), "sft", **settings)
 
 
@@ -107,7 +111,9 @@ def test_the_base_stays_in_bfloat16_and_what_moves_is_float32(model_path: str) -
     (optimizer,) = actor.backend.optimizers
     moments = {one for value in optimizer.state.values() for one in value.values()}
     assert {one.dtype for one in moments} == {torch.float32}
-    changed = {name for name, one in weights(actor).items() if not torch.equal(one, before[name])}
+    changed = {
+        name for name, one in weights(actor).items() if not torch.equal(one, before[name])
+    }
     assert {name.split(".")[-2] for name in changed} == set(LINEAR)
     assert len(changed) == 2 * len(LINEAR)
 
@@ -136,7 +142,9 @@ def test_what_is_published_is_the_base_and_the_product_of_the_factors(
         torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-7)
 
 
-def test_what_changes_between_publishes_is_what_the_adapter_touches(model_path: str) -> None:
+def test_what_changes_between_publishes_is_what_the_adapter_touches(
+    model_path: str,
+) -> None:
     actor, copy = lora_actor(model_path), ServedCopy()
     for version in range(2):
         if version:
@@ -188,7 +196,9 @@ def test_a_checkpoint_holds_what_is_trained_alone_and_goes_on_to_the_last_bit(
             assert own[0] == own[1]
             assert actor.checksum() == resumed.checksum()
     sizes = {
-        name: sum(file.stat().st_size for file in (tmp_path / name).rglob("*") if file.is_file())
+        name: sum(
+            file.stat().st_size for file in (tmp_path / name).rglob("*") if file.is_file()
+        )
         for name in ("adapter", "whole")
     }
     assert sizes["adapter"] <= 0.05 * sizes["whole"]
@@ -213,7 +223,9 @@ def test_an_export_is_read_back_and_merged(
     again.export(tmp_path / "export")
     checkpoint = moved["folder"] / "checkpoint"
     for dtype in ("float32", "bfloat16"):
-        export_checkpoint(checkpoint, tmp_path / dtype, dtype=dtype, merges=True, shard_bytes=20000)
+        export_checkpoint(
+            checkpoint, tmp_path / dtype, dtype=dtype, merges=True, shard_bytes=20000
+        )
         model = AutoModelForCausalLM.from_pretrained(tmp_path / dtype)
         found = model.state_dict()
         for name, one in moved["weights"].items():
@@ -223,7 +235,9 @@ def test_an_export_is_read_back_and_merged(
         assert torch.equal(exported[name], one)
 
 
-def test_the_command_line_exports_both_ways(moved: Mapping[str, Any], tmp_path: Path) -> None:
+def test_the_command_line_exports_both_ways(
+    moved: Mapping[str, Any], tmp_path: Path
+) -> None:
     run = RunDirectory.create(tmp_path / "run")
     step = run.checkpoints_folder / "rl" / "step=000003"
     shutil.copytree(moved["folder"] / "checkpoint", step / "actor")
@@ -253,16 +267,22 @@ def test_layers_of_other_families_have_adapters(
     if family != "untied":
         path = write_family(tmp_path / "model", family, vocab_size=VOCAB)
     if family == "qwen3_moe":
-        with pytest.raises(ConfigError, match=r"got 'experts'; they are .*, gate_up_proj, down_pr"):
+        with pytest.raises(
+            ConfigError, match=r"got 'experts'; they are .*, gate_up_proj, down_pr"
+        ):
             lora_actor(path, LoraSpec(rank=2, targets=["experts"]))
     spec = LoraSpec(rank=2, targets=targets)
     found: dict[str, list[Any]] = {}
     for backend in ("plain", "fsdp2"):
         actor = lora_actor(path, spec, backend=backend)
         before = weights(actor)
-        found[backend] = [dict(update(actor, BATCH).means())["policy/loss"] for _ in range(3)]
+        found[backend] = [
+            dict(update(actor, BATCH).means())["policy/loss"] for _ in range(3)
+        ]
         after = weights(actor)
-        changed = [name for name, one in after.items() if not torch.equal(one, before[name])]
+        changed = [
+            name for name, one in after.items() if not torch.equal(one, before[name])
+        ]
         assert changed
         served = {"gate_up_proj": "gate_proj", "experts.down_proj": "down_proj"}
         assert all(any(served.get(one, one) in name for name in changed) for one in targets)
@@ -271,7 +291,9 @@ def test_layers_of_other_families_have_adapters(
     actor.save(tmp_path / "checkpoint")
     # what is served is what the trainer computes
     actor.export(tmp_path / "export")
-    export_checkpoint(tmp_path / "checkpoint", tmp_path / "merged", merges=True, dtype="float32")
+    export_checkpoint(
+        tmp_path / "checkpoint", tmp_path / "merged", merges=True, dtype="float32"
+    )
     shard = update_shards(actor, BATCH, 64, 1)[0]
     expected = actor.trained_logprobs(shard)
     for name in ("export", "merged"):
@@ -300,14 +322,20 @@ def test_a_critic_trains_its_head_whole_beside_an_adapter_of_its_own(
     before = dict(critic.backend.weights(torch.float32))["score.weight"].clone()
     losses = [dict(critic.update(shard).means())["loss"] for _ in range(3)]
     assert losses[2] < losses[0]
-    assert not torch.equal(dict(critic.backend.weights(torch.float32))["score.weight"], before)
+    assert not torch.equal(
+        dict(critic.backend.weights(torch.float32))["score.weight"], before
+    )
     critic.save(tmp_path / "checkpoint")
-    again = Critic(CriticSpec(model_path, algorithm, MOVING, **own | {"head_seed": 4}), DistSpec())
+    again = Critic(
+        CriticSpec(model_path, algorithm, MOVING, **own | {"head_seed": 4}), DistSpec()
+    )
     again.load(tmp_path / "checkpoint")
     assert again.checksum() == critic.checksum()
     # peft's folder has the head too
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "adapter")
-    assert json.loads((tmp_path / "adapter" / CONFIG).read_text())["modules_to_save"] == ["score"]
+    assert json.loads((tmp_path / "adapter" / CONFIG).read_text())["modules_to_save"] == [
+        "score"
+    ]
     start = {**own, "lora": LoraSpec(path=str(tmp_path / "adapter")), "head_seed": 5}
     started = Critic(CriticSpec(model_path, algorithm, MOVING, **start), DistSpec())
     assert started.checksum() == critic.checksum()
@@ -332,7 +360,10 @@ def test_a_critic_trains_its_head_whole_beside_an_adapter_of_its_own(
             {"rank": 2, "targets": ["embed_tokens"]},
             r"got 'embed_tokens'; they are .* or an embedding that shares its weight\)",
         ),
-        ({"rank": 2, "targets": ["lm_head"]}, r"got 'lm_head'; they are .*the output layer, or"),
+        (
+            {"rank": 2, "targets": ["lm_head"]},
+            r"got 'lm_head'; they are .*the output layer, or",
+        ),
     ],
 )
 def test_an_adapter_that_a_model_cannot_have_is_refused(
@@ -357,12 +388,18 @@ def test_a_family_without_linear_layers_has_no_adapter(tmp_path: Path) -> None:
     ("given", "told"),
     [
         ({"rank": 0}, r"LoraSpec\.rank must be at least 1, got 0"),
-        ({"targets": ["q_proj"]}, r"LoraSpec\.rank is needed beside alpha and targets, got none"),
+        (
+            {"targets": ["q_proj"]},
+            r"LoraSpec\.rank is needed beside alpha and targets, got none",
+        ),
         (
             {"path": "a", "rank": 4},
             r"LoraSpec\.path='a' has rank, alpha and targets of its own, got others beside it",
         ),
-        ({"path": "a", "targets": ["q_proj"]}, r"LoraSpec\.path='a' has rank, alpha and targets"),
+        (
+            {"path": "a", "targets": ["q_proj"]},
+            r"LoraSpec\.path='a' has rank, alpha and targets",
+        ),
         ({"rank": 2, "alpha": 0.0}, r"LoraSpec\.alpha must be more than 0"),
     ],
 )
@@ -378,17 +415,25 @@ def test_a_base_that_changed_is_not_merged_into_and_a_quantised_one_never(
     shutil.copytree(model_path, base)
     lora_actor(base).save(checkpoint)
     write_model(base, seed=8)
-    with pytest.raises(DataError, match=r"/base, the base .* holds other weights by now \(digest"):
+    with pytest.raises(
+        DataError, match=r"/base, the base .* holds other weights by now \(digest"
+    ):
         export_checkpoint(checkpoint, out, merges=True)
     config = json.loads((base / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (base / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match=r"is quantised \(gptq\), and an adapter is merged into"):
+    with pytest.raises(
+        ConfigError, match=r"is quantised \(gptq\), and an adapter is merged into"
+    ):
         export_checkpoint(checkpoint, out, merges=True)
-    with pytest.raises(ConfigError, match=r"ActorSpec\.model_path='.*base' is quantised \(gptq\)"):
+    with pytest.raises(
+        ConfigError, match=r"ActorSpec\.model_path='.*base' is quantised \(gptq\)"
+    ):
         lora_actor(base)
     shutil.rmtree(base)
-    with pytest.raises(DataError, match=r"/base, the base .* is gone; put it back to merge"):
+    with pytest.raises(
+        DataError, match=r"/base, the base .* is gone; put it back to merge"
+    ):
         export_checkpoint(checkpoint, out, merges=True)
     assert not out.exists()
 
@@ -415,7 +460,10 @@ BREAKS: dict[str, tuple[Any, str]] = {
         "must be a folder that peft wrote, and its adapter_config.json cannot be read: FileNot",
     ),
     "cut": (lambda f: (f / CONFIG).write_text("{"), "adapter_config.json cannot be read"),
-    "no pattern": (lambda f: changed(f, target_modules="*_proj"), "cannot be read: .*nothing to"),
+    "no pattern": (
+        lambda f: changed(f, target_modules="*_proj"),
+        "cannot be read: .*nothing to",
+    ),
     "experts in a stack": (
         lambda f: changed(f, target_parameters=["experts.down_proj"]),
         r"the parameter 'experts\.down_proj', which is no stack of experts of",
@@ -440,10 +488,14 @@ BREAKS: dict[str, tuple[Any, str]] = {
         r"holds, for no layer that can have an adapter here, 'base_model\.model\.model\.layers\.0"
         r"\.self_attn\.q_proj",
     ),
-    "no weights": (lambda f: (f / WEIGHTS).unlink(), "adapter_model.safetensors cannot be read"),
+    "no weights": (
+        lambda f: (f / WEIGHTS).unlink(),
+        "adapter_model.safetensors cannot be read",
+    ),
     "another base by its shapes": (
         lambda f: rewritten(
-            f, lambda own: {n: t.repeat(1, 2) if "lora_A" in n else t for n, t in own.items()}
+            f,
+            lambda own: {n: t.repeat(1, 2) if "lora_A" in n else t for n, t in own.items()},
         ),
         r"is of another base: .*q_proj\.lora_A\.weight has shape \[4, 64\], and the layer of "
         r".* takes \[4, 32\]",
@@ -475,7 +527,9 @@ def test_an_adapter_of_other_weights_is_refused_by_their_digest(
     # peft's own folders have none, and are taken by their shapes
     rewritten(adapter, lambda own: own, digest=False)
     assert lora_actor(other, LoraSpec(path=str(adapter))).steps == 0
-    with pytest.raises(StoreError, match=r"another adapter: its base_digest is .*on .*other; set"):
+    with pytest.raises(
+        StoreError, match=r"another adapter: its base_digest is .*on .*other; set"
+    ):
         lora_actor(other).load(moved["folder"] / "checkpoint")
 
 
@@ -485,20 +539,32 @@ def test_full_training_and_an_adapter_do_not_go_on_from_each_other(
     whole = make_actor(model_path, "sft", backend="plain")
     whole.save(tmp_path / "whole")
     adapter = moved["folder"] / "checkpoint"
-    with pytest.raises(StoreError, match=r"holds an adapter of rank 4, and a whole model is"):
+    with pytest.raises(
+        StoreError, match=r"holds an adapter of rank 4, and a whole model is"
+    ):
         whole.load(adapter)
-    with pytest.raises(StoreError, match=r"holds a whole model, and an adapter of rank 4 is"):
+    with pytest.raises(
+        StoreError, match=r"holds a whole model, and an adapter of rank 4 is"
+    ):
         lora_actor(model_path).load(tmp_path / "whole")
-    with pytest.raises(StoreError, match=r"another adapter: its rank is 4, and 8 is trained on"):
+    with pytest.raises(
+        StoreError, match=r"another adapter: its rank is 4, and 8 is trained on"
+    ):
         lora_actor(model_path, LoraSpec(rank=8)).load(adapter)
-    with pytest.raises(StoreError, match=r"another adapter: its layers is \(.* is trained on"):
+    with pytest.raises(
+        StoreError, match=r"another adapter: its layers is \(.* is trained on"
+    ):
         lora_actor(model_path, LoraSpec(rank=4, targets=["q_proj"])).load(adapter)
-    with pytest.raises(StoreError, match="holds a whole model, no adapter; leave --merge out"):
+    with pytest.raises(
+        StoreError, match="holds a whole model, no adapter; leave --merge out"
+    ):
         export_checkpoint(tmp_path / "whole", tmp_path / "out", merges=True)
 
 
 def test_a_backend_without_adapters_is_refused(model_path: str) -> None:
-    with pytest.raises(ConfigError, match=r"backend='.*Loop' trains no adapters, and LoraSpec"):
+    with pytest.raises(
+        ConfigError, match=r"backend='.*Loop' trains no adapters, and LoraSpec"
+    ):
         lora_actor(model_path, backend="tests.training.own_backend:Loop")
 
 
@@ -514,7 +580,9 @@ def test_two_ranks_and_layouts_have_one_ranks_numbers(tmp_path: Path, untied: Pa
     for size in (1, 2):
         run_ranks("tests.training.lora_rank", size, str(tmp_path))
     expected, found = (torch.load(tmp_path / f"world{size}.pt") for size in (1, 2))
-    wanted = {f"{one} {layout}" for one in ("untied", "one_head") for layout in ("tp", "sp")}
+    wanted = {
+        f"{one} {layout}" for one in ("untied", "one_head") for layout in ("tp", "sp")
+    }
     wanted |= {f"{one} fsdp" for one in ("untied", "one_head", "mixture")}
     assert found.keys() == {*wanted, "mixture ep", "mixture tp"}
     for name, own in found.items():

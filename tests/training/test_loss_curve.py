@@ -16,7 +16,13 @@ import pytest
 from agentrl.algorithms import make_algorithm
 from agentrl.training import Actor, Critic, CriticSpec, DistSpec, OptimSpec, merge_columns
 from agentrl.types import Batch, SegmentKind, Stats
-from tests.training.harness import make_actor, make_batch, update, update_shards, write_model
+from tests.training.harness import (
+    make_actor,
+    make_batch,
+    update,
+    update_shards,
+    write_model,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 STEPS = 50
@@ -28,9 +34,14 @@ Curve = list[dict[str, float]]
 
 
 def sft_curve(model_path: str) -> Curve:
-    optim = OptimSpec(name="muon", lr=2e-3, warmup_steps=5, schedule="linear", flat_fraction=0.5)
+    optim = OptimSpec(
+        name="muon", lr=2e-3, warmup_steps=5, schedule="linear", flat_fraction=0.5
+    )
     actor = make_actor(model_path, "sft", optim=optim, total_steps=STEPS, dtype="float64")
-    steps = [update(actor, make_batch(kind=SegmentKind.TARGET, seed=step)) for step in range(STEPS)]
+    steps = [
+        update(actor, make_batch(kind=SegmentKind.TARGET, seed=step))
+        for step in range(STEPS)
+    ]
     return [chosen(step, NAMES) for step in steps]
 
 
@@ -38,7 +49,9 @@ def grpo_curve(model_path: str) -> Curve:
     actor = make_actor(model_path, "grpo", optim=OptimSpec(lr=3e-4), dtype="float64")
     curve: Curve = []
     for seed in range(STEPS // 2):
-        batch = joined(actor, make_batch(seed=seed, temperature=0.9), "logprobs", "advantages")
+        batch = joined(
+            actor, make_batch(seed=seed, temperature=0.9), "logprobs", "advantages"
+        )
         curve += [chosen(update(actor, batch), RATIO) for _ in range(2)]
     return curve
 
@@ -46,7 +59,9 @@ def grpo_curve(model_path: str) -> Curve:
 def ppo_curve(model_path: str) -> Curve:
     optim = OptimSpec(lr=3e-4)
     actor = make_actor(model_path, "ppo", optim=optim, dtype="float64")
-    spec = CriticSpec(model_path, make_algorithm("ppo"), optim, head_seed=5, dtype="float64")
+    spec = CriticSpec(
+        model_path, make_algorithm("ppo"), optim, head_seed=5, dtype="float64"
+    )
     critic = Critic(spec, DistSpec())
     curve: Curve = []
     for seed in range(STEPS // 2):
@@ -86,7 +101,9 @@ CURVES: dict[str, Callable[[str], Curve]] = {
 @pytest.mark.parametrize("name", list(CURVES))
 def test_the_curve_is_the_recorded_one(model_path: str, name: str) -> None:
     recorded = json.loads((GOLDEN / f"{name}.json").read_text())
-    for step, (got, expected) in enumerate(zip(CURVES[name](model_path), recorded, strict=True)):
+    for step, (got, expected) in enumerate(
+        zip(CURVES[name](model_path), recorded, strict=True)
+    ):
         # torch's kernels without AVX draw other last bits of the first weights, which move curves
         # by 1e-6; with the same weights they differ by 1e-14
         assert got == pytest.approx(expected, rel=2e-6, abs=1e-7), f"step {step}"

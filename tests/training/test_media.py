@@ -37,7 +37,8 @@ from tests.tiny_vision import picture, write_vision_tokenizer
 
 CPU = torch.device("cpu")
 WIDE, OTHER, SMALL = (
-    Image.read(one) for one in (picture(84, 56), picture(84, 56, seed=2), picture(28, 28, seed=1))
+    Image.read(one)
+    for one in (picture(84, 56), picture(84, 56, seed=2), picture(28, 28, seed=1))
 )
 """Of 2 x 3 tokens, of as many, and of one."""
 GRIDS = {6: (2, 3), 1: (1, 1)}
@@ -69,7 +70,9 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Batch:
         )
         task = Task("t", (asked,))
         trajectories.append(
-            Trajectory(task, 0, rollout, 0, "train", (turn,), Status("terminated"), reward=0.0)
+            Trajectory(
+                task, 0, rollout, 0, "train", (turn,), Status("terminated"), reward=0.0
+            )
         )
     group = TrajectoryGroup(0, trajectories[0].task, tuple(trajectories))
     return make_batch([group], credit=np.zeros(3, np.float32))
@@ -90,13 +93,17 @@ def planes(size: int, media: Media) -> npt.NDArray[np.int64]:
             columns.append([at] * 3)
             at += 1
         height, width = GRIDS[int(image["num_tokens"])]
-        columns += [[at, at + row, at + place] for row in range(height) for place in range(width)]
+        columns += [
+            [at, at + row, at + place] for row in range(height) for place in range(width)
+        ]
         at += max(height, width)
     columns += [[at + more] * 3 for more in range(size - len(columns))]
     return np.array(columns, np.int64).reshape(-1, 3).T
 
 
-def packed(shard: BatchShard, cut: Cut | None = None, *, share_prefixes: bool = True) -> Packed:
+def packed(
+    shard: BatchShard, cut: Cut | None = None, *, share_prefixes: bool = True
+) -> Packed:
     rows = PackedMicroBatches(
         shard, CPU, share_prefixes=share_prefixes, cut=cut or Cut(), positions_of=planes
     )
@@ -119,9 +126,13 @@ def test_a_batch_names_each_image_and_where_it_is(batch: Batch) -> None:
 
 def test_images_go_with_their_samples(batch: Batch) -> None:
     own = batch.select([2, 0])
-    assert own.media["sha256"].tolist() == [one.sha256 for one in (OTHER, SMALL, WIDE, SMALL)]
+    assert own.media["sha256"].tolist() == [
+        one.sha256 for one in (OTHER, SMALL, WIDE, SMALL)
+    ]
     for one in own.media:
-        assert (own.token_ids[one["start"] :][: one["num_tokens"]] == placeholder(batch)).all()
+        assert (
+            own.token_ids[one["start"] :][: one["num_tokens"]] == placeholder(batch)
+        ).all()
     assert own.select([1, 0]).media.tolist() == batch.select([0, 2]).media.tolist()
 
 
@@ -155,8 +166,12 @@ def test_each_coordinate_gets_the_images_of_its_samples(batch: Batch) -> None:
         batch.lengths, groups, seed=0, layout=Layout(2, 200, 1000.0), prefixes=prefixes
     )
     shown = [WIDE, WIDE, OTHER]
-    for shard in shards(batch, plan, sample_weights(batch, plan, lambda counts: counts.weight)):
-        names = [name for row in shard.samples for name in (shown[row].sha256, SMALL.sha256)]
+    for shard in shards(
+        batch, plan, sample_weights(batch, plan, lambda counts: counts.weight)
+    ):
+        names = [
+            name for row in shard.samples for name in (shown[row].sha256, SMALL.sha256)
+        ]
         assert shard.batch.media["sha256"].tolist() == names
 
 
@@ -205,7 +220,9 @@ def test_slices_put_together_are_the_row(batch: Batch) -> None:
     for number, part in enumerate(parts):
         found |= {(one["start"] + number * length, one["sha256"]) for one in part.media}
         for place in np.flatnonzero(part.token_ids.numpy() == placeholder(batch)):
-            own = [one for one in part.media if 0 <= place - one["start"] < one["num_tokens"]]
+            own = [
+                one for one in part.media if 0 <= place - one["start"] < one["num_tokens"]
+            ]
             assert len(own) == 1
     assert found == {(one["start"], one["sha256"]) for one in row.media}
     assert sum(parts[0].counts) == row.source.size == parts[1].source.size
@@ -219,4 +236,7 @@ def test_a_row_of_text_has_one_plane(batch: Batch) -> None:
 def test_images_are_kept_with_a_skipped_step(batch: Batch, tmp_path: Path) -> None:
     shard = shard_of(batch, 2, 0)
     write_shard(tmp_path / "batch.npz", shard)
-    assert read_shard(tmp_path / "batch.npz").batch.media.tolist() == shard.batch.media.tolist()
+    assert (
+        read_shard(tmp_path / "batch.npz").batch.media.tolist()
+        == shard.batch.media.tolist()
+    )

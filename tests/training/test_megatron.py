@@ -58,7 +58,9 @@ def test_a_family_holds_the_contract(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_every_gradient_is_that_of_plain(tmp_path: Path, family: str, recompute: bool) -> None:
+def test_every_gradient_is_that_of_plain(
+    tmp_path: Path, family: str, recompute: bool
+) -> None:
     batch = make_batch(temperature=0.9)
     # one that is an input, as a policy may sample it
     padding = int(batch.token_ids[1])
@@ -76,7 +78,9 @@ def test_every_gradient_is_that_of_plain(tmp_path: Path, family: str, recompute:
     # of AdamW with beta_1 = 0 the first moment is the gradient
     moments = {
         name: part.clone()
-        for name, part in backend._values(lambda one: backend.optimizer.moment(one, "exp_avg"))
+        for name, part in backend._values(
+            lambda one: backend.optimizer.moment(one, "exp_avg")
+        )
     }
     state = {
         name.removeprefix("hf."): plain.backend.optimizers[0].state[one]["exp_avg"]  # type: ignore[attr-defined]
@@ -121,7 +125,10 @@ def test_a_checkpoint_of_fsdp2_goes_on_and_back(model_path: str, tmp_path: Path)
             {"sharding": Sharding("hybrid", 1, "mini_batch", ep=2)},
             "ep_size=2, TrainConfig.gradient_sync='mini_batch', TrainConfig.shard='hybrid'",
         ),
-        ({"lora": LoraSpec(rank=2)}, "'megatron' trains no adapters, and LoraSpec asks for one"),
+        (
+            {"lora": LoraSpec(rank=2)},
+            "'megatron' trains no adapters, and LoraSpec asks for one",
+        ),
         (
             {"gradient_checkpointing": "selective"},
             "gradient_checkpointing='selective'",
@@ -130,10 +137,15 @@ def test_a_checkpoint_of_fsdp2_goes_on_and_back(model_path: str, tmp_path: Path)
         ({"place": DistSpec(pp=3)}, r"pp_size must divide the 2 layers of"),
         ({"place": DistSpec(tp=4)}, r"tp_size must divide the 2 key heads of"),
         ({"place": DistSpec(tp=8)}, r"tp_size must divide the 4 attention heads of"),
-        ({"optim": OptimSpec(name="muon")}, "does not heed OptimSpec.name='muon'; leave that out"),
+        (
+            {"optim": OptimSpec(name="muon")},
+            "does not heed OptimSpec.name='muon'; leave that out",
+        ),
     ],
 )
-def test_what_it_lacks_is_named(model_path: str, settings: dict[str, Any], told: str) -> None:
+def test_what_it_lacks_is_named(
+    model_path: str, settings: dict[str, Any], told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         make_actor(model_path, backend="megatron", **settings)
 
@@ -151,14 +163,18 @@ def test_what_two_ranks_cannot_share_is_named(
 ) -> None:
     family = "qwen3_moe" if "num_experts" in sizes else "llama"
     write_family(tmp_path, family, **{"vocab_size": VOCAB} | sizes)
-    with pytest.raises(ConfigError, match=f"tp_size must divide {told}.* got 2; set a divisor"):
+    with pytest.raises(
+        ConfigError, match=f"tp_size must divide {told}.* got 2; set a divisor"
+    ):
         make_actor(str(tmp_path), backend="megatron", place=DistSpec(tp=2))
 
 
 @pytest.mark.parametrize("kind", ["values", "scores"])
 def test_a_critic_and_a_reward_model_are_refused(model_path: str, kind: Any) -> None:
     spec = ModelSpec(model_path, backend="megatron")
-    with pytest.raises(ConfigError, match=rf"trains policies alone, and .* \({kind}\) is asked"):
+    with pytest.raises(
+        ConfigError, match=rf"trains policies alone, and .* \({kind}\) is asked"
+    ):
         find_backend("megatron").build(spec, RoleModel(kind), DistSpec())
 
 
@@ -174,7 +190,10 @@ def test_a_process_without_a_gpu_is_refused(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"optim": OptimSpec(name="muon")}, r"optimizer\.\d\.\S+ is something else or missing"),
+        (
+            {"optim": OptimSpec(name="muon")},
+            r"optimizer\.\d\.\S+ is something else or missing",
+        ),
         ({"lora": LoraSpec(rank=2)}, r"embed_tokens\S+ is something else or missing"),
     ],
 )
@@ -201,7 +220,9 @@ def test_weights_without_a_place_are_named(tmp_path: Path) -> None:
 
 def test_another_family_is_named_with_those_that_it_computes(tmp_path: Path) -> None:
     write_family(tmp_path / "experts", "mixtral", vocab_size=VOCAB)
-    with pytest.raises(ConfigError, match=r"llama, qwen2, qwen3, qwen3_moe .* got 'mixtral'"):
+    with pytest.raises(
+        ConfigError, match=r"llama, qwen2, qwen3, qwen3_moe .* got 'mixtral'"
+    ):
         make_actor(str(tmp_path / "experts"), backend="megatron")
     write_model(tmp_path / "sliding", **SLIDING)
     with pytest.raises(ConfigError, match="without sliding windows"):

@@ -28,7 +28,9 @@ MODELS = {"qwen3": True, "qwen2": False, "llama": False, "qwen3_moe": False}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Path, dict[str, Any]]]:
+def models(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Mapping[str, tuple[Path, dict[str, Any]]]:
     """A model of each family, its batch, and what plain makes of it."""
     found = {}
     join(DistSpec())
@@ -54,7 +56,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Path,
         names: Any = plain.backend.model.names  # type: ignore[attr-defined]
         of_weights: dict[str, torch.Tensor] = {}
         for group in names.groups:
-            of_weights |= names.revert(group, {one: gradients[one] for one in group.parameters})
+            of_weights |= names.revert(
+                group, {one: gradients[one] for one in group.parameters}
+            )
         told = {"stats": stats, "gradients": gradients, "weights": weights}
         found[family] = folder, told | {"of_weights": of_weights}
     leave()
@@ -65,7 +69,9 @@ LAYOUTS = [(2, 1, 1), (2, 2, 1), (2, 1, 2), (4, 2, 2), (4, 1, 2), (4, 2, 1)]
 """Ranks, and of these how many hold a layer together and how many stages there are."""
 
 
-def world(models: Any, family: str, size: int, tp: int, pp: int) -> tuple[Path, dict[str, Any]]:
+def world(
+    models: Any, family: str, size: int, tp: int, pp: int
+) -> tuple[Path, dict[str, Any]]:
     """The folder of a family, and what the ranks of a layout told; they run once for all layouts of
     a size."""
     folder = models[family][0]
@@ -106,7 +112,9 @@ def test_a_layout_has_the_numbers_of_plain(
         torch.testing.assert_close(own[moved], weight[moved], rtol=0, atol=1e-5)
 
 
-def test_a_checkpoint_of_2_x_2_goes_on_alone_and_in_fsdp2(models: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_of_2_x_2_goes_on_alone_and_in_fsdp2(
+    models: Any, tmp_path: Path
+) -> None:
     folder, written = world(models, "qwen3", 4, 2, 2)
     saved = folder / "saved-4-2-2"
     batch = torch.load(folder / "batch.pt", weights_only=False)
@@ -156,7 +164,9 @@ def test_transformers_loads_an_export_of_stages_with_their_logits(
     models: Any, family: str, size: int, tp: int, pp: int
 ) -> None:
     folder, told = world(models, family, size, tp, pp)
-    exported: Any = AutoModelForCausalLM.from_pretrained(folder / f"exported-{size}-{tp}-{pp}")
+    exported: Any = AutoModelForCausalLM.from_pretrained(
+        folder / f"exported-{size}-{tp}-{pp}"
+    )
     with torch.no_grad():
         logits = exported(torch.tensor([BEGINNING])).logits[0, -1]
     # of the whole vocabulary, so that the logits are equal but for what is added to all

@@ -39,7 +39,13 @@ from tests.engines.tiny import all_logprobs, request, sampled
 from tests.kit.in_float64 import InFloat64
 from tests.tiny_models import write_family
 from tests.training.harness import gradients as step_gradients
-from tests.training.harness import make_actor, make_batch, make_siblings, own_logprobs, update
+from tests.training.harness import (
+    make_actor,
+    make_batch,
+    make_siblings,
+    own_logprobs,
+    update,
+)
 from tests.whole_models import CPU, load_policy
 
 VOCAB = 61
@@ -48,7 +54,9 @@ TRAINED = ("qwen3_moe", "mixtral")
 
 
 def tokens() -> Tensor:
-    return torch.randint(0, VOCAB, (sum(SIZES),), generator=torch.Generator().manual_seed(2))
+    return torch.randint(
+        0, VOCAB, (sum(SIZES),), generator=torch.Generator().manual_seed(2)
+    )
 
 
 def packed_hidden(model: PolicyModel, experts: Tensor | None = None) -> Tensor:
@@ -70,12 +78,17 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("family", TRAINED)
-def test_every_gradient_is_that_of_transformers_eager_forward(family: str, tmp_path: Path) -> None:
+def test_every_gradient_is_that_of_transformers_eager_forward(
+    family: str, tmp_path: Path
+) -> None:
     folder = write_family(tmp_path / "model", family, vocab_size=VOCAB)
     model = load_policy(ModelSpec(str(folder), dtype="float64"))
     found = gradients(model.hf, loss_of(model.head(packed_hidden(model))))
     theirs = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+        folder,
+        dtype=torch.float64,
+        attn_implementation="eager",
+        experts_implementation="eager",
     )
     with InFloat64():
         logits = [theirs(part[None]).logits[0] for part in tokens().split(SIZES)]
@@ -124,7 +137,9 @@ def family_mixture(family: str, **settings: Any) -> Any:
 )
 def test_a_mixture_is_its_familys(family: str, settings: dict[str, Any]) -> None:
     model = family_mixture(family, **settings)
-    rows = torch.randn(1, 11, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = torch.randn(
+        1, 11, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     with InFloat64():
         expected = model.model.layers[0].mlp(rows)
     routing = use_mixtures(model)
@@ -133,7 +148,8 @@ def test_a_mixture_is_its_familys(family: str, settings: dict[str, Any]) -> None
     routing.begin()
     found = model.model.layers[0].mlp(rows)
     for one, other in zip(
-        *[made if isinstance(made, tuple) else (made,) for made in (found, expected)], strict=True
+        *[made if isinstance(made, tuple) else (made,) for made in (found, expected)],
+        strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
@@ -144,13 +160,17 @@ def test_adapters_of_experts_add_what_is_merged(family: str) -> None:
     routing = use_mixtures(model)
     assert routing is not None
     own = model.model.layers[0].mlp
-    stacks = tuple(f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
+    stacks = tuple(
+        f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")
+    )
     record = AdapterRecord(
         3, 6.0, (), None, (), "base", "digest", stacks, own.experts.is_transposed
     )
     lora = Lora(record, torch.float64)
     lora.attach(model)
-    rows = torch.randn(1, 11, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = torch.randn(
+        1, 11, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
 
     def computed() -> Tensor:
         routing.begin()
@@ -242,7 +262,9 @@ def test_given_experts_compute_a_token_with_gates_of_its_own_logits(tmp_path: Pa
     assert torch.equal(found[:4], packed_hidden(model, swapped)[:4])
     assert not torch.allclose(found[4:7], free[4:7])
     # the router of a given token still learns
-    gradient = gradients(model.hf, found[4].square().sum())["model.layers.0.mlp.gate.weight"]
+    gradient = gradients(model.hf, found[4].square().sum())[
+        "model.layers.0.mlp.gate.weight"
+    ]
     assert gradient.abs().max() > 0
 
 
@@ -263,11 +285,15 @@ def test_a_token_without_given_experts_routes_itself(tmp_path: Path) -> None:
 def test_given_experts_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = write_family(tmp_path / "model", "qwen3_moe", vocab_size=VOCAB)
     model = load_policy(ModelSpec(str(folder)))
-    with pytest.raises(ValueError, match=r"\[tokens, 2 mixtures, 2 experts a token\], got \[13, 3"):
+    with pytest.raises(
+        ValueError, match=r"\[tokens, 2 mixtures, 2 experts a token\], got \[13, 3"
+    ):
         packed_hidden(model, torch.zeros(13, 3, 2))
 
 
-def test_a_grouped_product_is_that_of_each_experts_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grouped_product_is_that_of_each_experts_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     generator = torch.Generator().manual_seed(0)
     ends = torch.tensor([4, 4, 10], dtype=torch.int32)
     answers = []
@@ -313,7 +339,10 @@ def test_the_balancing_loss_is_transformers(tmp_path: Path) -> None:
     found = gradients(model.hf, (forward() * 0.0).sum())
 
     theirs = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+        folder,
+        dtype=torch.float64,
+        attn_implementation="eager",
+        experts_implementation="eager",
     )
     padded = torch.stack([ids[:7], torch.cat([ids[:4], ids[7:9], ids[:1]])])
     mask = torch.tensor([[1] * 7, [1] * 6 + [0]])
@@ -381,7 +410,9 @@ def test_an_update_counts_loads_and_its_balancing_loss_has_no_micro_batches(
 
 
 def test_a_balancing_loss_of_a_dense_model_is_refused(model_path: str) -> None:
-    with pytest.raises(ConfigError, match=r"TrainConfig\.router_aux_loss=0\.5 .*got 'qwen3' as"):
+    with pytest.raises(
+        ConfigError, match=r"TrainConfig\.router_aux_loss=0\.5 .*got 'qwen3' as"
+    ):
         make_actor(model_path, router_aux_loss=0.5)
 
 
@@ -409,9 +440,13 @@ async def test_what_is_published_gives_torchs_engine_the_logprobs_of_trainer_and
     own = own_logprobs(actor, row)[prompt.size - 1 :]
     np.testing.assert_allclose(logprobs, own, atol=1e-4, rtol=0)
     actor.export(tmp_path / "exported")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "exported", dtype=torch.float32
+    )
     expected = all_logprobs(theirs, row)[prompt.size - 1 : -1].numpy()
-    np.testing.assert_allclose(logprobs, expected[np.arange(ids.size), ids], atol=1e-4, rtol=0)
+    np.testing.assert_allclose(
+        logprobs, expected[np.arange(ids.size), ids], atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize("dense_layers", [[], [1]])
@@ -441,7 +476,9 @@ def test_a_mixture_computes_all_rows_and_a_dense_layer_the_chosen_ones(
 
 
 @pytest.mark.slow
-def test_compiled_layers_leave_experts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_layers_leave_experts_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch._dynamo.reset()
     operations: list[str] = []
 

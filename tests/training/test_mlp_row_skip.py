@@ -27,7 +27,9 @@ def whole_row() -> Packed:
     (plan,) = partition(
         batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 1000)
     )
-    (row,) = PackedMicroBatches(shards(batch, plan)[0], torch.device("cpu"), share_prefixes=True)
+    (row,) = PackedMicroBatches(
+        shards(batch, plan)[0], torch.device("cpu"), share_prefixes=True
+    )
     return row
 
 
@@ -52,14 +54,18 @@ def gradients(model: PolicyModel, hidden: Tensor) -> dict[str, Tensor]:
     weights = torch.arange(hidden.numel(), dtype=torch.float32).view_as(hidden).cos()
     model.zero_grad()
     (hidden * weights).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_chosen_rows_and_their_gradients_are_those_of_the_whole(
     tmp_path: Path, recompute: bool
 ) -> None:
-    model = load_policy(ModelSpec(str(write_model(tmp_path)), gradient_checkpointing=recompute))
+    model = load_policy(
+        ModelSpec(str(write_model(tmp_path)), gradient_checkpointing=recompute)
+    )
     row = whole_row()
     chosen, whole = chosen_rows(model, row), whole_trunk(model, row).index_select(0, ROWS)
     torch.testing.assert_close(chosen, whole, rtol=1e-5, atol=1e-6)
@@ -75,7 +81,9 @@ def test_only_the_last_mlp_skips_rows(tmp_path: Path) -> None:
     seen: list[int] = []
     blocks: list[Any] = model.blocks()
     for block in blocks:
-        block.mlp.gate_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+        block.mlp.gate_proj.register_forward_pre_hook(
+            lambda _, args: seen.append(args[0].shape[1])
+        )
     chosen_rows(model, row)
     assert seen == [*[row.token_ids.numel()] * (len(blocks) - 1), 3]
 
@@ -92,7 +100,9 @@ def test_a_mixture_of_experts_is_left_as_it_is() -> None:
 
 def test_a_model_for_a_gpu_computes_every_row(tmp_path: Path) -> None:
     """Loaded on the CPU, as every model is, for a device that is not one."""
-    model = load_policy(ModelSpec(str(write_model(tmp_path))), device=torch.device("cuda", 0))
+    model = load_policy(
+        ModelSpec(str(write_model(tmp_path))), device=torch.device("cuda", 0)
+    )
     seen: list[int] = []
     blocks: list[Any] = model.blocks()
     blocks[-1].mlp.gate_proj.register_forward_pre_hook(

@@ -97,7 +97,9 @@ def test_experts_are_muons_and_the_router_is_not() -> None:
     rest, hidden = build_optimizers(OptimSpec(name="muon"), model, model.lm_head)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     held = {names[id(one)] for group in hidden.param_groups for one in group["params"]}
-    experts = {f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")}
+    experts = {
+        f"model.layers.0.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")
+    }
     assert experts <= held
     others = {names[id(one)] for group in rest.param_groups for one in group["params"]}
     assert "model.layers.0.mlp.gate.weight" in others

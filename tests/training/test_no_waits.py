@@ -102,7 +102,8 @@ def passes(role: Role, shard: BatchShard, packed: Any) -> None:
     if isinstance(role, Actor):
         columns = TokenColumns("full")
         role.backend.run(
-            [packed], lambda row, answer, stats: role._loss(row, answer, shard, stats, columns)
+            [packed],
+            lambda row, answer, stats: role._loss(row, answer, shard, stats, columns),
         )
     elif isinstance(role, Critic | RewardLearner):
         role.backend.run([packed], role._loss)
@@ -243,7 +244,9 @@ def test_no_pass_waits_on_two_ranks(model_path: str) -> None:
 @pytest.mark.parametrize("recompute", [False, True, "selective"])
 @pytest.mark.parametrize("backend", ["plain", "fsdp2"])
 @pytest.mark.parametrize("name", ROLES)
-def test_a_gpu_is_never_waited_for(tmp_path: Path, name: str, backend: Any, recompute: Any) -> None:
+def test_a_gpu_is_never_waited_for(
+    tmp_path: Path, name: str, backend: Any, recompute: Any
+) -> None:
     place = DistSpec(device="cuda:0")
     join(place)
     path = str(write_model(tmp_path, head_dim=32))  # as wide as kernels ask for

@@ -59,7 +59,8 @@ def gradients_of(actor: Actor) -> dict[str, Tensor]:
         for name, one in actor.backend.model.named_parameters()
     }
     return {
-        name: one.full_tensor() if isinstance(one, DTensor) else one for name, one in found.items()
+        name: one.full_tensor() if isinstance(one, DTensor) else one
+        for name, one in found.items()
     }
 
 
@@ -69,8 +70,12 @@ def local(tensor: Tensor) -> Tensor:
 
 def off_by(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """The norm of a gradient's difference over that of the whole."""
-    difference = sum(float((found[name] - one).square().sum()) for name, one in expected.items())
-    return float((difference / sum(float(one.square().sum()) for one in expected.values())) ** 0.5)
+    difference = sum(
+        float((found[name] - one).square().sum()) for name, one in expected.items()
+    )
+    return float(
+        (difference / sum(float(one.square().sum()) for one in expected.values())) ** 0.5
+    )
 
 
 @pytest.mark.parametrize("part", ["attention", "throughput"])

@@ -35,14 +35,18 @@ def test_a_single_step_has_the_whole_rate(schedule: str) -> None:
     assert factors(OptimSpec(schedule=schedule), 1, total_steps=1) == [1.0]
 
 
-@pytest.mark.parametrize(("warmup", "total"), [(0, 1), (0, 2), (0, 5), (1, 2), (3, 4), (3, 50)])
+@pytest.mark.parametrize(
+    ("warmup", "total"), [(0, 1), (0, 2), (0, 5), (1, 2), (3, 4), (3, 50)]
+)
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_decay_is_that_of_transformers(schedule: str, warmup: int, total: int) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = get_scheduler(
         schedule, optimizer, num_warmup_steps=warmup, num_training_steps=total
     ).lr_lambdas[0]
-    ours = factors(OptimSpec(schedule=schedule, warmup_steps=warmup), total, total_steps=total)
+    ours = factors(
+        OptimSpec(schedule=schedule, warmup_steps=warmup), total, total_steps=total
+    )
     # the rise alone is a step earlier: their first step has a rate of 0, and moves nothing
     wanted = [theirs(step + (step < warmup)) for step in range(total)]
     assert ours == pytest.approx(wanted, abs=1e-12)
@@ -69,7 +73,10 @@ def test_half_a_cosine_is_at_the_middle_in_the_middle() -> None:
     [
         ({"lr": -1.0}, "OptimSpec.lr must be at least 0, got -1.0"),
         ({"betas": (0.9, 1.0)}, "OptimSpec.betas.1 must be less than 1, got 1.0"),
-        ({"schedule": "step"}, "OptimSpec.schedule must be 'constant', 'linear' or 'cosine'"),
+        (
+            {"schedule": "step"},
+            "OptimSpec.schedule must be 'constant', 'linear' or 'cosine'",
+        ),
         ({"clip_grad_norm": 0.0}, "OptimSpec.clip_grad_norm must be more than 0, got 0.0"),
         ({"flat_fraction": 1.5}, "OptimSpec.flat_fraction must be at most 1, got 1.5"),
     ],

@@ -36,7 +36,9 @@ ROOM = 2**24
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("long")
     return str(
-        write_model(folder, max_position_embeddings=8192, hidden_size=256, intermediate_size=1024)
+        write_model(
+            folder, max_position_embeddings=8192, hidden_size=256, intermediate_size=1024
+        )
     )
 
 
@@ -52,7 +54,9 @@ def shard(
     return BatchShard(batch, rows, micro_batches, sample_weight=weight)
 
 
-def passes(model: str, method: str, *micro_batches: tuple[int, ...], **settings: Any) -> None:
+def passes(
+    model: str, method: str, *micro_batches: tuple[int, ...], **settings: Any
+) -> None:
     worker = Worker("episodes")
     worker.join(DistSpec(), 1)
     worker.setup({"actor": ActorSpec(model, make_algorithm("grpo"), PLAIN)})
@@ -122,22 +126,34 @@ def test_an_update_names_phase_shapes_and_settings(long_model: str) -> None:
 def test_a_pass_without_gradients_names_its_own_setting(long_model: str) -> None:
     kind, text = failed(passes, long_model, "logprobs", (0, 1, 2, 3))
     assert kind == "TrainingError"
-    assert text.startswith("rank 0: actor.logprobs of a micro-batch of 9000 tokens (4 samples, ")
-    assert "; lower train.logprob_micro_batch_tokens, or set model.dtype=bfloat16, or" in text
+    assert text.startswith(
+        "rank 0: actor.logprobs of a micro-batch of 9000 tokens (4 samples, "
+    )
+    assert (
+        "; lower train.logprob_micro_batch_tokens, or set model.dtype=bfloat16, or" in text
+    )
     assert "checkpointing" not in text
 
 
-def test_a_micro_batch_of_one_sample_is_made_smaller_by_shorter_episodes(long_model: str) -> None:
+def test_a_micro_batch_of_one_sample_is_made_smaller_by_shorter_episodes(
+    long_model: str,
+) -> None:
     _, text = failed(passes, long_model, "logprobs", (0,), lengths=(8000,))
     assert "; lower rollout.context_tokens, or set model.dtype=bfloat16" in text
 
 
 @pytest.mark.parametrize("does", [builds_an_engine, wakes_an_engine])
-def test_an_engine_names_its_cache_and_settings(long_model: str, does: Callable[..., None]) -> None:
+def test_an_engine_names_its_cache_and_settings(
+    long_model: str, does: Callable[..., None]
+) -> None:
     kind, text = failed(does, long_model)
     assert kind == "EngineError"
-    assert text.startswith("TorchEngine's KV cache of 64 rows of 8192 tokens ran out of memory: ")
-    assert text.endswith("; lower rollout.max_running, rollout.context_tokens or rollout.kv_tokens")
+    assert text.startswith(
+        "TorchEngine's KV cache of 64 rows of 8192 tokens ran out of memory: "
+    )
+    assert text.endswith(
+        "; lower rollout.max_running, rollout.context_tokens or rollout.kv_tokens"
+    )
 
 
 def remedies(device: str = "cpu", **settings: Any) -> list[str]:
@@ -163,7 +179,10 @@ def test_what_is_lowest_already_is_not_named() -> None:
 
 def test_other_errors_stay_as_they_are() -> None:
     spec = ActorSpec("model", make_algorithm("grpo"))
-    with pytest.raises(RuntimeError, match="shapes differ"), explaining_memory("it", spec, "cpu"):
+    with (
+        pytest.raises(RuntimeError, match="shapes differ"),
+        explaining_memory("it", spec, "cpu"),
+    ):
         raise RuntimeError("shapes differ")
     with pytest.raises(MemoryError), explaining_memory("it", object(), "cpu"):
         raise MemoryError
@@ -182,6 +201,8 @@ def test_on_a_gpu_what_it_holds_is_told(long_model: str) -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     text = with_keys(str(caught.value))
-    assert text.startswith("rank 0: actor.update of a micro-batch of 9000 tokens (4 samples, ")
+    assert text.startswith(
+        "rank 0: actor.update of a micro-batch of 9000 tokens (4 samples, "
+    )
     assert " is allocated by PyTorch" in text
     assert "or raise train.offload" in text

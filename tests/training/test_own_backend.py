@@ -55,7 +55,9 @@ def test_a_backend_is_told_of_all_rules_that_it_breaks(model_path: str) -> None:
         ConfigError, match=r"run\(\) and step\(\) take optimizer step 1: "
     ) as caught:
         check_backend(f"{OWN}Careless", model_path)
-    assert "weights() are whole tensors by the folder's names, at first" not in str(caught.value)
+    assert "weights() are whole tensors by the folder's names, at first" not in str(
+        caught.value
+    )
 
 
 def test_two_steps_are_those_of_plain(model_path: str) -> None:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from agentrl.algorithms.algorithm_spec import Unit
 from agentrl.errors import ConfigError
-from agentrl.training import Layout, Plan, merge_columns, repack, sample_weights, shards, union
+from agentrl.training import (
+    Layout,
+    Plan,
+    merge_columns,
+    repack,
+    sample_weights,
+    shards,
+    union,
+)
 from agentrl.training.data.partition import partition
 from agentrl.training.data.pieces import SharedSizes
 from agentrl.training.data.prefix_tree import PrefixOrder
@@ -38,7 +46,10 @@ def described(plan: Plan) -> list[tuple[list[int], tuple[tuple[int, ...], ...]]]
 
 def test_micro_batches_are_first_fit_decreasing() -> None:
     # 6 alone leaves 4: 5 opens another, 4 fits the first, 3 the second, 2 the second
-    assert described(whole([6, 5, 4, 3, 2], micro_batch_tokens=10))[0][1] == ((0, 2), (1, 3, 4))
+    assert described(whole([6, 5, 4, 3, 2], micro_batch_tokens=10))[0][1] == (
+        (0, 2),
+        (1, 3, 4),
+    )
 
 
 def test_longest_samples_go_to_the_least_loaded_coordinate() -> None:
@@ -54,7 +65,9 @@ def test_the_quadratic_part_of_the_cost_counts() -> None:
 
 
 def test_coordinates_get_equally_many_micro_batches_by_splitting() -> None:
-    plan = whole([10, 10, 5, 5, 5, 5], data_parallel=2, micro_batch_tokens=10, length_scale=1e9)
+    plan = whole(
+        [10, 10, 5, 5, 5, 5], data_parallel=2, micro_batch_tokens=10, length_scale=1e9
+    )
     counts = [len(part.micro_batches) for part in plan.coordinates]
     assert counts[0] == counts[1]
     assert all(micro for part in plan.coordinates for micro in part.micro_batches)
@@ -68,7 +81,10 @@ def test_a_coordinate_with_too_few_samples_gets_fillers() -> None:
     (plan,) = partition(
         np.array([30, 16, 16, 16]), np.zeros(4, int), seed=0, layout=layout(2, 30, 1.0)
     )
-    assert [part.micro_batches for part in plan.coordinates] == [((0,), (), ()), ((1,), (2,), (3,))]
+    assert [part.micro_batches for part in plan.coordinates] == [
+        ((0,), (), ()),
+        ((1,), (2,), (3,)),
+    ]
 
 
 def test_mini_batches_hold_whole_groups_in_seeded_order() -> None:
@@ -85,7 +101,9 @@ def test_equal_seeds_give_equal_plans_and_others_do_not() -> None:
     first, again, other = (
         [
             described(p)
-            for p in partition(np.full(12, 5), groups, seed=s, layout=layout(), mini_batch_groups=3)
+            for p in partition(
+                np.full(12, 5), groups, seed=s, layout=layout(), mini_batch_groups=3
+            )
         ]
         for s in (1, 1, 2)
     )
@@ -95,21 +113,25 @@ def test_equal_seeds_give_equal_plans_and_others_do_not() -> None:
 
 def test_a_union_keeps_every_micro_batch_of_its_plans() -> None:
     lengths = np.array([9, 8, 7, 6, 5, 4, 3, 2])
-    plans = partition(lengths, np.arange(8), seed=0, layout=layout(2, 12), mini_batch_groups=4)
+    plans = partition(
+        lengths, np.arange(8), seed=0, layout=layout(2, 12), mini_batch_groups=4
+    )
 
     def tokens(plan: Plan) -> list[list[tuple[int, ...]]]:
         return [list(part.micro_batches) for part in plan.coordinates]
 
     joined = tokens(union(plans))
     assert joined == [
-        first + second for first, second in zip(*(tokens(plan) for plan in plans), strict=True)
+        first + second
+        for first, second in zip(*(tokens(plan) for plan in plans), strict=True)
     ]
 
 
 def siblings(prompts: list[int], rollouts: int) -> tuple[np.ndarray, PrefixOrder]:
     """Groups of ``rollouts`` that share a prompt each, and what the samples share."""
     shared = [
-        0 if k % rollouts == 0 else prompts[k // rollouts] for k in range(rollouts * len(prompts))
+        0 if k % rollouts == 0 else prompts[k // rollouts]
+        for k in range(rollouts * len(prompts))
     ]
     groups = np.repeat(np.arange(len(prompts)), rollouts)
     return groups, PrefixOrder(np.arange(groups.size), np.array(shared))
@@ -119,7 +141,9 @@ def test_samples_with_a_common_prompt_share_a_micro_batch() -> None:
     # two groups of three: a prompt of 60 and 10 tokens each are 90 together; whole samples of 70
     # would not fit in pairs
     groups, prefixes = siblings([60, 60], 3)
-    (plan,) = partition(np.full(6, 70), groups, seed=0, layout=layout(1, 100), prefixes=prefixes)
+    (plan,) = partition(
+        np.full(6, 70), groups, seed=0, layout=layout(1, 100), prefixes=prefixes
+    )
     assert described(plan)[0][1] == ((0, 1, 2), (3, 4, 5))
     (apart,) = partition(np.full(6, 70), groups, seed=0, layout=layout(1, 100))
     assert len(described(apart)[0][1]) == 6
@@ -153,7 +177,9 @@ def test_the_cost_is_of_what_is_computed() -> None:
 def test_a_group_is_divided_where_coordinates_would_idle() -> None:
     # one group and two ranks: a prompt of 10 is computed twice, so that each has half
     groups, prefixes = siblings([10], 8)
-    (plan,) = partition(np.full(8, 60), groups, seed=0, layout=layout(2, 1000), prefixes=prefixes)
+    (plan,) = partition(
+        np.full(8, 60), groups, seed=0, layout=layout(2, 1000), prefixes=prefixes
+    )
     assert [len(part.samples) for part in plan.coordinates] == [4, 4]
     assert [len(part.micro_batches) for part in plan.coordinates] == [1, 1]
 
@@ -185,14 +211,20 @@ def test_samples_of_a_trajectory_stay_on_one_coordinate() -> None:
 
 def test_a_partition_by_trajectory_needs_trajectories() -> None:
     with pytest.raises(ValueError, match="needs the trajectory of each sample"):
-        partition(np.ones(2, int), np.zeros(2, int), seed=0, layout=layout(), unit="trajectory")
+        partition(
+            np.ones(2, int), np.zeros(2, int), seed=0, layout=layout(), unit="trajectory"
+        )
 
 
 def test_a_group_that_is_compared_is_in_one_micro_batch() -> None:
     # longest first by sample would part 30 and 2
     lengths, groups = np.array([30, 20, 20, 2, 5, 5]), np.array([0, 1, 2, 0, 1, 2])
     (plan,) = partition(lengths, groups, seed=0, layout=layout(2, 32), unit="group")
-    held = [set(groups[list(m)].tolist()) for part in plan.coordinates for m in part.micro_batches]
+    held = [
+        set(groups[list(m)].tolist())
+        for part in plan.coordinates
+        for m in part.micro_batches
+    ]
     assert sorted(filter(None, held), key=min) == [{0}, {1}, {2}]
 
 
@@ -204,13 +236,18 @@ def test_smaller_micro_batches_of_a_forward_keep_siblings_together() -> None:
     assert [part.samples.tolist() for part in smaller.coordinates] == [
         part.samples.tolist() for part in plan.coordinates
     ]
-    assert [list(map(len, part.micro_batches)) for part in smaller.coordinates] == [[2, 2], [2, 2]]
+    assert [list(map(len, part.micro_batches)) for part in smaller.coordinates] == [
+        [2, 2],
+        [2, 2],
+    ]
 
 
 @pytest.mark.parametrize(
     ("capacity", "saved"), [(16_384, 0.75), (32_768, 0.9)], ids=["16384", "32768"]
 )
-def test_rollouts_of_realistic_lengths_share_their_prompts(capacity: int, saved: float) -> None:
+def test_rollouts_of_realistic_lengths_share_their_prompts(
+    capacity: int, saved: float
+) -> None:
     found = measure(0, 8, capacity)
     assert found["saved"] >= saved
     assert found["highest"] <= 1.03
@@ -256,13 +293,21 @@ def test_a_column_of_the_wrong_length_is_refused() -> None:
 def test_weights_are_those_of_the_mini_batch_alone() -> None:
     batch = make_batch()
     plans = partition(
-        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(), mini_batch_groups=1
+        batch.lengths,
+        batch.group[batch.trajectory],
+        seed=0,
+        layout=layout(),
+        mini_batch_groups=1,
     )
     weights = sample_weights(
-        batch, plans[0], lambda counts: 1.0 / np.full(counts.tokens.size, counts.tokens.sum())
+        batch,
+        plans[0],
+        lambda counts: 1.0 / np.full(counts.tokens.size, counts.tokens.sum()),
     )
     inside = np.isin(np.arange(batch.num_samples), plans[0].samples)
-    trained = sum(int((part.batch.loss_mask != 0).sum()) for part in shards(batch, plans[0]))
+    trained = sum(
+        int((part.batch.loss_mask != 0).sum()) for part in shards(batch, plans[0])
+    )
     np.testing.assert_array_equal(weights, np.where(inside, 1.0 / trained, 0.0))
 
 

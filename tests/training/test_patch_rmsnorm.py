@@ -26,7 +26,9 @@ class ShiftedNorm(Qwen3RMSNorm):
 
 def theirs(width: int) -> Any:
     norm: Any = Qwen3RMSNorm(width, eps=1e-6)
-    nn.init.normal_(norm.weight, mean=1.0, std=0.2, generator=torch.Generator().manual_seed(1))
+    nn.init.normal_(
+        norm.weight, mean=1.0, std=0.2, generator=torch.Generator().manual_seed(1)
+    )
     return norm
 
 
@@ -73,5 +75,7 @@ def test_a_norm_that_differs_is_kept() -> None:
 
 
 def test_a_model_for_a_gpu_keeps_its_own_norms(tmp_path: Path) -> None:
-    model = load_policy(ModelSpec(str(write_model(tmp_path))), device=torch.device("cuda", 0))
+    model = load_policy(
+        ModelSpec(str(write_model(tmp_path))), device=torch.device("cuda", 0)
+    )
     assert not any(isinstance(module, RMSNorm) for module in model.modules())

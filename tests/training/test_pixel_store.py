@@ -86,7 +86,9 @@ def test_those_who_need_an_image_at_once_prepare_it_once(model: Path, run: Path)
     assert [store.grid(WIDE.sha256) for store in stores] == [(1, 4, 6)] * len(stores)
 
 
-def test_another_processor_has_pixels_of_its_own(model: Path, run: Path, tmp_path: Path) -> None:
+def test_another_processor_has_pixels_of_its_own(
+    model: Path, run: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     write_vision_tokenizer(other)
@@ -107,7 +109,9 @@ def of_pixels(width: int, height: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Image size.*decompression bomb")
-def test_a_hundred_megapixels_are_cut_to_what_the_model_takes(model: Path, run: Path) -> None:
+def test_a_hundred_megapixels_are_cut_to_what_the_model_takes(
+    model: Path, run: Path
+) -> None:
     sha256 = RunDirectory(run).write_blob(of_pixels(10_000, 10_000))
     assert store_of(model, run).grid(sha256) == (1, 6, 6)
 

@@ -53,7 +53,9 @@ def test_the_chosen_comes_first_and_its_reward_is_the_margin() -> None:
     assert [(t.rollout_index, t.reward) for t in found.finished] == [(0, 2.0), (1, 0.0)]
 
 
-async def test_a_conversation_with_tools_has_the_tokens_of_a_rollout_that_says_the_same() -> None:
+async def test_a_conversation_with_tools_has_the_tokens_of_a_rollout_that_says_the_same() -> (
+    None
+):
     result = {"role": "tool", "content": "3", "tool_call_id": "call_0", "name": "add"}
     called = [
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -71,7 +73,8 @@ async def test_a_conversation_with_tools_has_the_tokens_of_a_rollout_that_says_t
 
 async def test_stored_episodes_keep_their_own_tokens() -> None:
     better, worse = [
-        replace(await play([say(text)]), rollout_index=n) for n, text in enumerate(("yes", "no"))
+        replace(await play([say(text)]), rollout_index=n)
+        for n, text in enumerate(("yes", "no"))
     ]
     found = pair({"chosen": better, "rejected": worse})
     for now, was in zip(found.trajectories, (better, worse), strict=True):
@@ -84,7 +87,10 @@ def test_a_template_that_rewrites_history_leaves_the_last_sequence() -> None:
     rows = [USER, GOOD, USER]
     row = {"prompt": [USER], "chosen": [GOOD, USER, GOOD], "rejected": [*rows[1:], BAD]}
     found = preference_group(row, 0, BytewiseRenderer(rewrites=True), max_tokens=1000)
-    assert [[turn.parent for turn in t.turns] for t in found.trajectories] == [[None], [None]]
+    assert [[turn.parent for turn in t.turns] for t in found.trajectories] == [
+        [None],
+        [None],
+    ]
     assert [len(t.samples()) for t in found.trajectories] == [1, 1]
 
 

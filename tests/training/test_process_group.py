@@ -26,10 +26,13 @@ def test_a_world_of_one_needs_no_port_and_can_be_joined_again() -> None:
 
 def test_a_process_stays_in_its_group() -> None:
     join(DistSpec())
-    with pytest.raises(TrainingError, match=r"rank 0 of 1 on cpu already, asked to be 1 of 2 on"):
+    with pytest.raises(
+        TrainingError, match=r"rank 0 of 1 on cpu already, asked to be 1 of 2 on"
+    ):
         join(DistSpec(rank=1, world_size=2))
     with pytest.raises(
-        (ConfigError, TrainingError), match=r"found none by torch|asked to be 0 of 1 on cuda"
+        (ConfigError, TrainingError),
+        match=r"found none by torch|asked to be 0 of 1 on cuda",
     ):
         join(DistSpec(device="cuda:0"))
 
@@ -37,7 +40,8 @@ def test_a_process_stays_in_its_group() -> None:
 def test_a_missing_peer_ends_the_wait_by_its_deadline() -> None:
     port = free_port()
     with pytest.raises(
-        TrainingError, match=rf"rank 0 of 2 could not join at 127\.0\.0\.1:{port} within 1 s"
+        TrainingError,
+        match=rf"rank 0 of 2 could not join at 127\.0\.0\.1:{port} within 1 s",
     ):
         join(DistSpec(rank=0, world_size=2, port=port, timeout_s=1.0))
 
@@ -57,7 +61,9 @@ def test_a_group_that_nobody_holds_ends_its_threads() -> None:
 def gloo_threads() -> set[str]:
     """Threads of gloo in this process, by number; those of other tests may end meanwhile."""
     tasks = [(task.name, task / "comm") for task in Path("/proc/self/task").iterdir()]
-    return {number for number, name in tasks if name.exists() and "gloo" in name.read_text()}
+    return {
+        number for number, name in tasks if name.exists() and "gloo" in name.read_text()
+    }
 
 
 def test_the_port_of_a_group_is_held_from_the_moment_it_is_told() -> None:

@@ -17,7 +17,8 @@ from tests.training.harness import VOCAB, layout, make_actor, make_batch, prepar
 
 def logprobs_of(reference: Reference, batch: Batch) -> np.ndarray:
     (shard,) = shards(
-        batch, union(partition(batch.lengths, batch.trajectory, seed=0, layout=layout(1, 1000)))
+        batch,
+        union(partition(batch.lengths, batch.trajectory, seed=0, layout=layout(1, 1000))),
     )
     order = np.concatenate(
         [np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in shard.samples]
@@ -48,9 +49,12 @@ def test_the_divergence_grows_from_zero_and_is_part_of_the_loss(model_path: str)
     assert second["policy/kl_ref"].mean > 1e-5
 
 
-def test_one_token_far_from_the_reference_does_not_outweigh_the_batch(model_path: str) -> None:
+def test_one_token_far_from_the_reference_does_not_outweigh_the_batch(
+    model_path: str,
+) -> None:
     actors = [
-        make_actor(model_path, settings={"kl_coef": 0.1, "kl_cap": cap}) for cap in (10.0, None)
+        make_actor(model_path, settings={"kl_coef": 0.1, "kl_cap": cap})
+        for cap in (10.0, None)
     ]
     batch = with_reference(model_path, prepared(actors[0], make_batch()))
     assert batch.ref_logprobs is not None
@@ -58,10 +62,13 @@ def test_one_token_far_from_the_reference_does_not_outweigh_the_batch(model_path
     far[np.flatnonzero(batch.loss_mask)[0]] += (
         12.0  # k3 and its gradient are e^12, and the batch has a hundred tokens
     )
-    plain = update(make_actor(model_path, settings={"kl_coef": 0.1}), batch)["optim/grad_norm"].mean
+    plain = update(make_actor(model_path, settings={"kl_coef": 0.1}), batch)[
+        "optim/grad_norm"
+    ].mean
 
     capped, uncapped = (
-        update(one, replace(batch, ref_logprobs=far))["optim/grad_norm"].mean for one in actors
+        update(one, replace(batch, ref_logprobs=far))["optim/grad_norm"].mean
+        for one in actors
     )
 
     assert capped == pytest.approx(plain, rel=0.05)
@@ -74,7 +81,9 @@ def test_an_update_without_the_reference_it_needs_says_so(model_path: str) -> No
         update(actor, prepared(actor, make_batch()))
 
 
-def test_an_id_that_a_smaller_model_has_no_row_for_is_read_as_its_last(tmp_path: Path) -> None:
+def test_an_id_that_a_smaller_model_has_no_row_for_is_read_as_its_last(
+    tmp_path: Path,
+) -> None:
     smaller = str(write_qwen3(tmp_path, vocab_size=VOCAB - 20))
     batch = make_batch()
     assert np.count_nonzero(batch.token_ids >= VOCAB - 20) > 5

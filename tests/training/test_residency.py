@@ -37,7 +37,9 @@ def test_offloaded_parts_change_no_number(
     model_path: str, tmp_path: Any, backend: Any, offload: Any, stays: bool
 ) -> None:
     actor, other = (
-        make_actor(model_path, "sft", optim=OPTIM, backend=backend, offload=one, dtype="float64")
+        make_actor(
+            model_path, "sft", optim=OPTIM, backend=backend, offload=one, dtype="float64"
+        )
         for one in (offload, "none")
     )
     for _ in range(2):
@@ -66,7 +68,11 @@ def test_a_frozen_model_is_copied_to_the_host_once(model_path: str) -> None:
     kept = reference.backend.residency._kept["params"]
     second = reference.logprobs(shard)["ref_logprobs"]
     assert reference.backend.residency._kept["params"] is kept
-    assert first.tobytes() == second.tobytes() == actor.logprobs(shard)["old_logprobs"].tobytes()
+    assert (
+        first.tobytes()
+        == second.tobytes()
+        == actor.logprobs(shard)["old_logprobs"].tobytes()
+    )
 
 
 def test_what_is_held_is_not_evicted_by_a_context_within() -> None:

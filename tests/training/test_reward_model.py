@@ -43,7 +43,9 @@ from tests.whole_models import load_policy, load_score_model
 LENGTHS = (13, 9, 21, 6, 17, 11, 5, 30)
 
 
-def learner(model_path: str, settings: dict[str, Any] | None = None, **spec: Any) -> RewardLearner:
+def learner(
+    model_path: str, settings: dict[str, Any] | None = None, **spec: Any
+) -> RewardLearner:
     join(DistSpec())
     algorithm = make_algorithm("reward_model", settings)
     return RewardLearner(
@@ -54,7 +56,9 @@ def learner(model_path: str, settings: dict[str, Any] | None = None, **spec: Any
 
 def pairs(lengths: Sequence[int] = LENGTHS, *, margin: float = 0.0) -> Batch:
     batch = make_batch(lengths, rollouts=2)
-    return replace(batch, credit=np.where(batch.rollout_index == 0, margin, 0.0).astype(np.float32))
+    return replace(
+        batch, credit=np.where(batch.rollout_index == 0, margin, 0.0).astype(np.float32)
+    )
 
 
 def shard_of(batch: Batch, micro_batch_tokens: int = 64) -> BatchShard:
@@ -75,7 +79,9 @@ def scores(role: RewardModel, batch: Batch) -> np.ndarray:
 
 def sequences(batch: Batch) -> list[Tensor]:
     ends = batch.cu_seqlens
-    return [torch.from_numpy(batch.token_ids[a:b].astype(np.int64)) for a, b in pairwise(ends)]
+    return [
+        torch.from_numpy(batch.token_ids[a:b].astype(np.int64)) for a, b in pairwise(ends)
+    ]
 
 
 @pytest.fixture
@@ -87,7 +93,9 @@ def exported(model_path: str, tmp_path: Path) -> Path:
     return tmp_path / "rm"
 
 
-def test_scores_are_those_of_hugging_faces_own_classifier(model_path: str, exported: Path) -> None:
+def test_scores_are_those_of_hugging_faces_own_classifier(
+    model_path: str, exported: Path
+) -> None:
     role = RewardModel(RewardModelSpec(str(exported)), DistSpec())
     theirs, report = AutoModelForSequenceClassification.from_pretrained(
         exported, output_loading_info=True
@@ -128,7 +136,9 @@ def test_loss_and_gradient_are_those_of_trls_reward_trainer(
     model.config.pad_token_id = 0
     rows = [ids for start in (0, 1) for ids in sequences(batch)[start::2]]
     padded = nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    attention = torch.tensor([[int(i < len(ids)) for i in range(padded.shape[1])] for ids in rows])
+    attention = torch.tensor(
+        [[int(i < len(ids)) for i in range(padded.shape[1])] for ids in rows]
+    )
     # a pad token within a sequence would move what transformers takes for its end
     assert not any(bool((ids[-1:] == 0).any()) for ids in rows)
     asked: dict[str, Any] = {"input_ids": padded, "attention_mask": attention}
@@ -149,7 +159,9 @@ def test_loss_and_gradient_are_those_of_trls_reward_trainer(
     loss.backward()
 
     assert stats["reward_model/loss"].mean == pytest.approx(loss.item(), abs=1e-5)
-    squares = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+    squares = sum(
+        float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None
+    )
     assert stats["optim/grad_norm"].mean == pytest.approx(squares**0.5, rel=1e-4)
     assert stats["reward_model/accuracy"].mean == pytest.approx(
         trainer._metrics["eval"]["accuracy"][0]
@@ -180,7 +192,9 @@ def test_learning_tells_the_pairs_apart(model_path: str) -> None:
 
 def test_a_new_head_is_made_of_its_seed_alone(model_path: str) -> None:
     batch = pairs()
-    first, again, other = (scores(learner(model_path, head_seed=seed), batch) for seed in (5, 5, 6))
+    first, again, other = (
+        scores(learner(model_path, head_seed=seed), batch) for seed in (5, 5, 6)
+    )
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
 
@@ -264,7 +278,9 @@ def test_a_policys_algorithm_trains_no_reward_model(model_path: str) -> None:
 
 def test_a_group_that_is_no_pair_is_refused(model_path: str) -> None:
     batch = make_batch((9, 8, 7), rollouts=3)
-    (plan,) = partition(batch.lengths, batch.group, seed=0, layout=layout(1, 64), unit="group")
+    (plan,) = partition(
+        batch.lengths, batch.group, seed=0, layout=layout(1, 64), unit="group"
+    )
     shard = shards(batch, plan, np.ones(3))[0]
     with pytest.raises(DataError, match="learns from pairs"):
         learner(model_path).update(shard)
@@ -284,7 +300,9 @@ def test_a_pair_lies_in_one_micro_batch() -> None:
     batch = pairs()
     groups = batch.group[batch.trajectory]
     for ranks in (1, 2, 3):
-        (plan,) = partition(batch.lengths, groups, seed=0, layout=layout(ranks, 40), unit="group")
+        (plan,) = partition(
+            batch.lengths, groups, seed=0, layout=layout(ranks, 40), unit="group"
+        )
         rows = np.concatenate([part.samples for part in plan.coordinates])
         assert sorted(rows.tolist()) == list(range(len(LENGTHS)))
         for part in plan.coordinates:

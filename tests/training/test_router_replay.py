@@ -51,8 +51,12 @@ def all_wanted(batch: Batch) -> Batch:
     return replace(batch, loss_mask=mask)
 
 
-def rows(shard: BatchShard, *, share: bool = True, cut: Cut = WHOLE, length_of: Any = None) -> Any:
-    return PackedMicroBatches(shard, CPU, share_prefixes=share, cut=cut, length_of=length_of)
+def rows(
+    shard: BatchShard, *, share: bool = True, cut: Cut = WHOLE, length_of: Any = None
+) -> Any:
+    return PackedMicroBatches(
+        shard, CPU, share_prefixes=share, cut=cut, length_of=length_of
+    )
 
 
 def assert_own_experts(shard: BatchShard, packed: Packed, part: int = 0) -> None:
@@ -74,7 +78,9 @@ def assert_own_experts(shard: BatchShard, packed: Packed, part: int = 0) -> None
 @pytest.mark.parametrize("micro_batch_tokens", [31, 60, 1000])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_a_tokens_experts_lie_with_it(micro_batch_tokens: int, share: bool, parts: int) -> None:
+def test_a_tokens_experts_lie_with_it(
+    micro_batch_tokens: int, share: bool, parts: int
+) -> None:
     batch = with_experts(all_wanted(make_siblings(16)), SHAPE)
     shard = whole_shard(batch, micro_batch_tokens)
     bare = whole_shard(replace(batch, routed_experts=None), micro_batch_tokens)
@@ -167,7 +173,9 @@ def test_every_forward_of_the_actor_goes_through_the_given_experts(mixture: str)
     np.testing.assert_allclose(again, own, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("spec", [{}, {"gradient_checkpointing": True}], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    "spec", [{}, {"gradient_checkpointing": True}], ids=["kept", "recomputed"]
+)
 def test_gates_are_the_actors_and_learn(mixture: str, spec: dict[str, Any]) -> None:
     batch = with_experts(make_siblings(), SHAPE)
     actor = actor_of(mixture, replays=True, **spec)
@@ -203,7 +211,9 @@ def logprobs_in_order(actor: Actor, batch: Batch) -> np.ndarray:
 @pytest.mark.slow
 def test_an_engine_in_bfloat16_is_met_with_its_own_experts(tmp_path: Path) -> None:
     # router logits as far apart as Qwen3-30B-A3B's: the benchmark says why, and has other models
-    router_replay.build_model(str(tmp_path), init=router_replay.SPREAD, num_demonstrations=100)
+    router_replay.build_model(
+        str(tmp_path), init=router_replay.SPREAD, num_demonstrations=100
+    )
     found = router_replay.compared(tmp_path)
     assert found["off"].differ > 0
     assert found["rollout"].differ == 0
@@ -230,12 +240,16 @@ def test_a_reference_routes_itself(mixture: str) -> None:
 
 
 def test_a_dense_model_has_nothing_to_replay(model_path: str) -> None:
-    with pytest.raises(ConfigError, match=r"TrainConfig.router_replay='rollout' needs a mixture"):
+    with pytest.raises(
+        ConfigError, match=r"TrainConfig.router_replay='rollout' needs a mixture"
+    ):
         actor_of(model_path, replays=True)
 
 
 def test_a_batch_without_records_tells_nothing(mixture: str) -> None:
     batch = make_batch()
     assert batch.num_unrecorded == 0
-    with pytest.raises(ValueError, match=r"routed_experts must have shape \(112, 2, 2\), got \(3"):
+    with pytest.raises(
+        ValueError, match=r"routed_experts must have shape \(112, 2, 2\), got \(3"
+    ):
         replace(batch, routed_experts=SHAPE.unrecorded(3))

@@ -19,7 +19,9 @@ def test_a_cut_file_is_named(tmp_path: Path, kept: int) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:kept])
     size = path.stat().st_size
-    with pytest.raises(DataError, match=rf"model\.safetensors is cut .* it has {size} bytes;"):
+    with pytest.raises(
+        DataError, match=rf"model\.safetensors is cut .* it has {size} bytes;"
+    ):
         load_policy(ModelSpec(str(tmp_path)))
     path.write_bytes(whole)
     load_policy(ModelSpec(str(tmp_path)))
@@ -30,5 +32,7 @@ def test_a_header_that_is_no_header_is_named(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8:12] = b"\xff\xff\xff\xff"
     path.write_bytes(data)
-    with pytest.raises(DataError, match=r"model\.safetensors is cut or no safetensors file"):
+    with pytest.raises(
+        DataError, match=r"model\.safetensors is cut or no safetensors file"
+    ):
         load_policy(ModelSpec(str(tmp_path)))

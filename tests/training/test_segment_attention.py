@@ -73,11 +73,16 @@ def test_every_sample_has_its_own_attention_and_gradient(
     seen: set[int] = set()
     for path in PATHS:
         places = torch.cat(
-            [torch.arange(starts[index], starts[index] + SPANS[index].size) for index in path]
+            [
+                torch.arange(starts[index], starts[index] + SPANS[index].size)
+                for index in path
+            ]
         )
         query, key, value = (tensor[0][:, places] for tensor in packed)
         one = alone(query, key, value, window).transpose(0, 1)
-        new = torch.tensor([index not in seen for index in path for _ in range(SPANS[index].size)])
+        new = torch.tensor(
+            [index not in seen for index in path for _ in range(SPANS[index].size)]
+        )
         expected = expected.index_put((torch.tensor(0), places[new]), one[new])
         seen |= set(path)
     by_definition = torch.autograd.grad((expected * weights).sum(), packed)

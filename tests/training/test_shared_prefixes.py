@@ -35,7 +35,10 @@ from tests.whole_models import load_policy
 
 def whole_shard(batch: Batch, micro_batch_tokens: int = 1000) -> BatchShard:
     (plan,) = partition(
-        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, micro_batch_tokens)
+        batch.lengths,
+        batch.group[batch.trajectory],
+        seed=0,
+        layout=layout(1, micro_batch_tokens),
     )
     (shard,) = shards(batch, plan)
     return shard
@@ -80,7 +83,9 @@ def with_turns_in_common(batch: Batch) -> Batch:
 
 
 def at_temperatures(batch: Batch) -> Batch:
-    return replace(batch, temperature=np.linspace(0.6, 1.3, batch.num_samples, dtype=np.float32))
+    return replace(
+        batch, temperature=np.linspace(0.6, 1.3, batch.num_samples, dtype=np.float32)
+    )
 
 
 def assert_close_to(gradient: torch.Tensor, found: torch.Tensor, name: str) -> None:
@@ -95,7 +100,9 @@ def assert_close_to(gradient: torch.Tensor, found: torch.Tensor, name: str) -> N
 def assert_same(model_path: str, batch: Batch) -> None:
     together, together_gradient = outcome(model_path, batch, share_prefixes=True)
     apart, apart_gradient = outcome(model_path, batch, share_prefixes=False)
-    np.testing.assert_allclose(together, apart, atol=1e-5)  # 20 units in the last place of float32
+    np.testing.assert_allclose(
+        together, apart, atol=1e-5
+    )  # 20 units in the last place of float32
     assert together_gradient.keys() == apart_gradient.keys()
     for name, gradient in apart_gradient.items():
         assert_close_to(gradient, together_gradient[name], name)
@@ -110,17 +117,23 @@ def assert_same(model_path: str, batch: Batch) -> None:
     ],
     ids=["prompts", "turns", "temperatures"],
 )
-def test_logprobs_and_gradients_are_those_of_samples_apart(model_path: str, batch: Batch) -> None:
+def test_logprobs_and_gradients_are_those_of_samples_apart(
+    model_path: str, batch: Batch
+) -> None:
     assert_same(model_path, batch)
 
 
-def test_logits_may_be_made_in_chunks(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_may_be_made_in_chunks(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = at_temperatures(with_turns_in_common(make_siblings()))
     whole, whole_gradient = outcome(model_path, batch, share_prefixes=True)
     monkeypatch.setattr(policy_model, "_CHUNK_ELEMENTS", 7 * 200)
     chunked, chunked_gradient = outcome(model_path, batch, share_prefixes=True)
 
-    np.testing.assert_allclose(chunked, whole, atol=1e-5)  # 20 units in the last place of float32
+    np.testing.assert_allclose(
+        chunked, whole, atol=1e-5
+    )  # 20 units in the last place of float32
     for name, gradient in whole_gradient.items():
         assert_close_to(gradient, chunked_gradient[name], name)
 
@@ -131,7 +144,10 @@ def test_the_gradient_does_not_depend_on_which_siblings_lie_together(
 ) -> None:
     batch = prepared(make_actor(model_path), with_turns_in_common(make_siblings(16)))
     found = {}
-    for tokens in (30, micro_batch_tokens):  # a micro-batch of 30 tokens has room for one sample
+    for tokens in (
+        30,
+        micro_batch_tokens,
+    ):  # a micro-batch of 30 tokens has room for one sample
         actor = make_actor(model_path)
         update(actor, batch, tokens)
         found[tokens] = gradients(actor)
@@ -151,7 +167,9 @@ def test_what_a_group_shares_lies_in_the_row_once() -> None:
     assert [span.size for span in shared.spans if span.parent == ROOT] == [6, 6]
     assert shared.token_ids.numel() == apart.token_ids.numel() - 3 * 6 * 2
     assert sum(span.size for span in shared.spans) == shared.token_ids.numel()
-    assert apart.spans == tuple(Span(ROOT, 0, int(n)) for n in whole_shard(batch).batch.lengths)
+    assert apart.spans == tuple(
+        Span(ROOT, 0, int(n)) for n in whole_shard(batch).batch.lengths
+    )
 
 
 def test_a_trained_token_in_common_is_in_the_row_once_and_trained_for_each() -> None:
@@ -165,7 +183,9 @@ def test_a_trained_token_in_common_is_in_the_row_once_and_trained_for_each() -> 
 
 def test_spans_of_samples_worked_by_hand() -> None:
     a, b, c = list(range(20)), list(range(20, 40)), list(range(40, 60))
-    samples = [np.array(ids, dtype=np.int32) for ids in (a + b, a + c + [1], [7], a + c, a + c)]
+    samples = [
+        np.array(ids, dtype=np.int32) for ids in (a + b, a + c + [1], [7], a + c, a + c)
+    ]
     spans, paths = shared_spans(samples)
 
     stem = spans.index(Span(ROOT, 0, 20))  # a, of all but one
@@ -178,7 +198,13 @@ def test_spans_of_samples_worked_by_hand() -> None:
             Span(paths[3][-1], 40, 1),
         ]
     )
-    assert [sum(spans[index].size for index in path) for path in paths] == [40, 41, 1, 40, 40]
+    assert [sum(spans[index].size for index in path) for path in paths] == [
+        40,
+        41,
+        1,
+        40,
+        40,
+    ]
     assert paths[3] == paths[4] == paths[1][:-1]
 
 
@@ -188,7 +214,10 @@ def test_spans_put_together_are_the_samples() -> None:
         stems = [generator.integers(0, 3, size=generator.integers(1, 60)) for _ in range(3)]
         samples = [
             np.concatenate(
-                [stems[generator.integers(3)][: generator.integers(1, 60)] for _ in range(3)]
+                [
+                    stems[generator.integers(3)][: generator.integers(1, 60)]
+                    for _ in range(3)
+                ]
             ).astype("i4")
             for _ in range(generator.integers(1, 9))
         ]
@@ -214,7 +243,10 @@ def trees(generator: np.random.Generator) -> Batch:
         stems = [generator.integers(0, 3, size=generator.integers(1, 60)) for _ in range(3)]
         samples += [
             np.concatenate(
-                [stems[generator.integers(3)][: generator.integers(1, 60)] for _ in range(3)]
+                [
+                    stems[generator.integers(3)][: generator.integers(1, 60)]
+                    for _ in range(3)
+                ]
             ).astype("i4")
             for _ in range(5)
         ]
@@ -232,7 +264,8 @@ def test_the_packer_shares_at_least_what_the_partition_counts() -> None:
         places = tuple(np.flatnonzero(generator.random(batch.num_samples) < 0.6).tolist())
         rows = [sizes.rows[place] for place in places]
         by_group = [
-            [row for row in rows if batch.group[row] == group] for group in range(batch.num_groups)
+            [row for row in rows if batch.group[row] == group]
+            for group in range(batch.num_groups)
         ]
         ends = batch.cu_seqlens
         spans = [
@@ -254,11 +287,15 @@ def test_little_in_common_is_not_shared() -> None:
 
 
 @pytest.mark.parametrize("share_prefixes", [True, False])
-def test_each_trained_token_is_foretold_by_the_token_before_it(share_prefixes: bool) -> None:
+def test_each_trained_token_is_foretold_by_the_token_before_it(
+    share_prefixes: bool,
+) -> None:
     shard = whole_shard(make_siblings())
     (row,) = PackedMicroBatches(shard, torch.device("cpu"), share_prefixes=share_prefixes)
 
     before = shard.batch.token_ids[row.source - 1]
     assert row.token_ids[row.logit_rows][row.logit_of].tolist() == before.tolist()
     positions = row.source - shard.batch.cu_seqlens[row.sample.numpy()]
-    assert row.positions[0, row.logit_rows][row.logit_of].tolist() == (positions - 1).tolist()
+    assert (
+        row.positions[0, row.logit_rows][row.logit_of].tolist() == (positions - 1).tolist()
+    )

@@ -40,7 +40,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
     # 97 rows and 33 columns are divided unevenly; two shards of files; stored in bfloat16
     odd = write_model(root / "odd", hidden_size=36, intermediate_size=50)
-    untied = write_model(root / "untied", tie_word_embeddings=False, max_position_embeddings=64)
+    untied = write_model(
+        root / "untied", tie_word_embeddings=False, max_position_embeddings=64
+    )
     half = AutoModelForCausalLM.from_pretrained(odd, dtype=torch.bfloat16)
     half.save_pretrained(root / "half", max_shard_size="20KB")
     found = {
@@ -61,7 +63,9 @@ def two(
     paths = ",".join(str(path) for path in folders.values())
     run_ranks("tests.training.start_rank", 2, roles, paths, str(out))
     return {
-        name: [torch.load(out / f"{number}-{rank}.pt", weights_only=False) for rank in range(2)]
+        name: [
+            torch.load(out / f"{number}-{rank}.pt", weights_only=False) for rank in range(2)
+        ]
         for number, name in enumerate(folders)
     }
 
@@ -187,14 +191,18 @@ def test_a_rotary_buffer_of_another_base_is_refused(
     model = open_policy(ModelSpec(model_path))
     rotary = model.hf.base_model.rotary_emb  # type: ignore[union-attr]
     rotary.inv_freq *= 1.01  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match=r"buffer 'inv_freq' of Qwen3RotaryEmbedding is not"):
+    with pytest.raises(
+        ConfigError, match=r"buffer 'inv_freq' of Qwen3RotaryEmbedding is not"
+    ):
         model.fill(torch.device("cpu"))
 
 
 def test_tied_weights_that_differ_in_the_folder_are_two(tmp_path: Path) -> None:
     write_model(tmp_path, tie_word_embeddings=False)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"tie_word_embeddings": True})
+    )
     model = load_policy(ModelSpec(str(tmp_path)))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     embeddings = model.hf.get_input_embeddings().weight  # type: ignore[operator]

@@ -29,7 +29,9 @@ from agentrl.training.data.partition import auxiliary_weights, partition
 from agentrl.types import Batch, BatchShard, SegmentKind
 from tests.training.harness import PLAIN, layout, make_actor, make_batch
 
-POLICIES = sorted(name for name in ALGORITHMS if make_algorithm(name).policy_loss is not None)
+POLICIES = sorted(
+    name for name in ALGORITHMS if make_algorithm(name).policy_loss is not None
+)
 """All but reward_model, which scores whole samples and sees no token's logprob."""
 CRITICS = [name for name in POLICIES if make_algorithm(name).needs.critic]
 SEEDS = range(3)
@@ -57,7 +59,10 @@ def random_batch(algorithm: AlgorithmSpec, seed: int) -> Batch:
     kinds[starts] = SegmentKind.PROMPT
     trained = min(algorithm.trains)
     kinds[starts[0] + 1] = trained
-    kinds[starts[6] : starts[6] + 5], kinds[starts[6] + 5] = SegmentKind.OBSERVATION, trained
+    kinds[starts[6] : starts[6] + 5], kinds[starts[6] + 5] = (
+        SegmentKind.OBSERVATION,
+        trained,
+    )
     kinds[starts[7] :] = SegmentKind.PROMPT
     mask = np.isin(kinds, list(algorithm.trains)) & (rng.random(batch.num_tokens) < 0.9)
     mask[starts[0] + 1] = mask[starts[6] + 5] = True
@@ -80,9 +85,12 @@ def random_batch(algorithm: AlgorithmSpec, seed: int) -> Batch:
 
 
 def shard_of(batch: Batch, algorithm: AlgorithmSpec) -> BatchShard:
-    (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64))
+    (plan,) = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 64)
+    )
     auxiliary = {
-        one.name: auxiliary_weights(batch, plan, one.select(batch)) for one in algorithm.auxiliary
+        one.name: auxiliary_weights(batch, plan, one.select(batch))
+        for one in algorithm.auxiliary
     }
     weights = sample_weights(batch, plan, algorithm.reduction)
     return shards(batch, plan, weights, auxiliary=auxiliary)[0]
@@ -112,7 +120,9 @@ def token_gradients(role: Actor | Critic, shard: BatchShard) -> npt.NDArray[np.f
         for column in columns:
             if column.grad is None or not column.grad.any():
                 continue
-            assert column.shape == packed.source.shape  # what is of no token has no gradient
+            assert (
+                column.shape == packed.source.shape
+            )  # what is of no token has no gradient
             np.add.at(found, packed.source, column.grad.abs().double().numpy())
     return found
 

@@ -31,7 +31,9 @@ def largest_difference(first: Gradients, second: Gradients) -> float:
     return max((first[name] - second[name]).abs().max().item() for name in first)
 
 
-def stepped(model_path: str, batch: Batch, micro_batch_tokens: int = 64) -> tuple[float, Gradients]:
+def stepped(
+    model_path: str, batch: Batch, micro_batch_tokens: int = 64
+) -> tuple[float, Gradients]:
     actor = make_actor(model_path)
     loss = update(actor, batch, micro_batch_tokens)["policy/loss"].mean
     return loss, gradients(actor)
@@ -42,12 +44,16 @@ def batch(model_path: str) -> Batch:
     return prepared(make_actor(model_path), make_batch())
 
 
-def test_token_mean_is_the_mean_over_all_trained_tokens(model_path: str, batch: Batch) -> None:
+def test_token_mean_is_the_mean_over_all_trained_tokens(
+    model_path: str, batch: Batch
+) -> None:
     # on policy the ratio is 1, so a token's loss is minus its advantage
     trained = batch.loss_mask != 0
     assert batch.advantages is not None
     loss, _ = stepped(model_path, batch)
-    assert loss == pytest.approx(-batch.advantages[trained].astype(np.float64).mean(), abs=1e-7)
+    assert loss == pytest.approx(
+        -batch.advantages[trained].astype(np.float64).mean(), abs=1e-7
+    )
 
 
 def test_trajectory_mean_weighs_trajectories_alike(model_path: str, batch: Batch) -> None:
@@ -139,7 +145,9 @@ def test_the_ratio_is_exactly_one_before_the_first_update(
     assert stats["policy/kl_old"].sum == 0.0
 
 
-def test_a_second_pass_is_clipped_where_it_went_too_far(model_path: str, batch: Batch) -> None:
+def test_a_second_pass_is_clipped_where_it_went_too_far(
+    model_path: str, batch: Batch
+) -> None:
     actor = make_actor(model_path, optim=OptimSpec(lr=0.02))
     update(actor, batch)
     stats = update(actor, batch)
@@ -147,7 +155,9 @@ def test_a_second_pass_is_clipped_where_it_went_too_far(model_path: str, batch: 
     assert stats["policy/clip_frac_high"].mean > 0
 
 
-def test_mismatch_is_the_distance_to_the_samplers_logprobs(model_path: str, batch: Batch) -> None:
+def test_mismatch_is_the_distance_to_the_samplers_logprobs(
+    model_path: str, batch: Batch
+) -> None:
     assert batch.old_logprobs is not None
     trained = batch.loss_mask != 0
     distance = np.abs(batch.old_logprobs - batch.rollout_logprobs)[trained]
@@ -156,7 +166,9 @@ def test_mismatch_is_the_distance_to_the_samplers_logprobs(model_path: str, batc
     assert stat.max == pytest.approx(distance.max(), abs=1e-6)
 
 
-def test_mismatch_tells_the_engine_from_the_weights_age(model_path: str, batch: Batch) -> None:
+def test_mismatch_tells_the_engine_from_the_weights_age(
+    model_path: str, batch: Batch
+) -> None:
     # every third token is of the version that is trained, 7; the others are of 5
     assert batch.old_logprobs is not None
     trained = batch.loss_mask != 0
@@ -170,18 +182,25 @@ def test_mismatch_tells_the_engine_from_the_weights_age(model_path: str, batch: 
     for name, tokens in (("engine/", fresh), ("stale/", old), ("", trained)):
         own = difference[tokens]
         found = stats[f"mismatch/{name}logp_abs"]
-        assert (found.count, found.mean) == (own.size, pytest.approx(abs(own).mean(), abs=1e-5))
+        assert (found.count, found.mean) == (
+            own.size,
+            pytest.approx(abs(own).mean(), abs=1e-5),
+        )
         k3 = stats[f"mismatch/{name}k3_kl"].mean
         assert k3 == pytest.approx((np.expm1(own) - own).mean(), rel=1e-4)
 
 
-def test_without_older_tokens_there_is_no_mismatch_by_age(model_path: str, batch: Batch) -> None:
+def test_without_older_tokens_there_is_no_mismatch_by_age(
+    model_path: str, batch: Batch
+) -> None:
     stats = update(make_actor(model_path), batch)
     assert stats["mismatch/engine/logp_abs"].mean == stats["mismatch/logp_abs"].mean
     assert not [name for name in stats if name.startswith("mismatch/stale/")]
 
 
-def test_the_columns_of_a_rank_travel_with_its_statistics(model_path: str, batch: Batch) -> None:
+def test_the_columns_of_a_rank_travel_with_its_statistics(
+    model_path: str, batch: Batch
+) -> None:
     actor = make_actor(model_path, detail="tokens")
     parts = update_shards(actor, batch, 64, 1)
     sent = actor.update(parts[0])
@@ -193,15 +212,21 @@ def test_the_columns_of_a_rank_travel_with_its_statistics(model_path: str, batch
     assert batch.advantages is not None
     # on policy the ratio is 1
     np.testing.assert_array_equal(columns["ratio"], trained)
-    np.testing.assert_array_equal(columns["token_loss"], np.where(trained, -batch.advantages, 0))
+    np.testing.assert_array_equal(
+        columns["token_loss"], np.where(trained, -batch.advantages, 0)
+    )
 
 
-def test_entropy_is_at_most_that_of_the_uniform_distribution(model_path: str, batch: Batch) -> None:
+def test_entropy_is_at_most_that_of_the_uniform_distribution(
+    model_path: str, batch: Batch
+) -> None:
     stat = update(make_actor(model_path), batch)["policy/entropy"]
     assert 0 < stat.mean <= stat.max < math.log(96)
 
 
-def test_a_mini_batch_without_trained_tokens_takes_no_step(model_path: str, batch: Batch) -> None:
+def test_a_mini_batch_without_trained_tokens_takes_no_step(
+    model_path: str, batch: Batch
+) -> None:
     actor = make_actor(model_path)
     before = actor.checksum()
     stats = update(actor, replace(batch, loss_mask=np.zeros_like(batch.loss_mask)))
@@ -251,9 +276,13 @@ def test_a_gradient_that_is_not_finite_takes_no_step_and_is_named(
 def test_credit_that_is_not_finite_is_refused(model_path: str) -> None:
     batch = make_batch()
     with pytest.raises(
-        TrainingError, match=r"its advantages must return advantages that are finite, got nan"
+        TrainingError,
+        match=r"its advantages must return advantages that are finite, got nan",
     ):
-        prepared(make_actor(model_path), replace(batch, credit=np.full_like(batch.credit, np.nan)))
+        prepared(
+            make_actor(model_path),
+            replace(batch, credit=np.full_like(batch.credit, np.nan)),
+        )
 
 
 def test_an_update_needs_its_columns(model_path: str) -> None:
@@ -281,7 +310,10 @@ def test_normalised_advantages_have_the_moments_of_a_unit(model_path: str) -> No
 
 def test_imitation_makes_its_targets_likelier(model_path: str) -> None:
     actor = make_actor(
-        model_path, "sft", optim=OptimSpec(name="muon", lr=2e-3, schedule="linear"), total_steps=20
+        model_path,
+        "sft",
+        optim=OptimSpec(name="muon", lr=2e-3, schedule="linear"),
+        total_steps=20,
     )
     batch = make_batch(kind=SegmentKind.TARGET)
     losses = [update(actor, batch)["policy/loss"].mean for _ in range(20)]
@@ -297,7 +329,9 @@ def test_the_learning_rate_follows_its_schedule(model_path: str) -> None:
 
 
 def test_clipping_bounds_the_gradient_of_the_step(model_path: str, batch: Batch) -> None:
-    actor = make_actor(model_path, optim=OptimSpec(lr=1e-3, betas=(0.0, 0.0), clip_grad_norm=0.01))
+    actor = make_actor(
+        model_path, optim=OptimSpec(lr=1e-3, betas=(0.0, 0.0), clip_grad_norm=0.01)
+    )
     assert update(actor, batch)["optim/grad_norm"].mean > 0.01
     norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in gradients(actor).values()))
     assert norm == pytest.approx(0.01, rel=1e-5)
@@ -320,8 +354,12 @@ def test_a_loss_that_is_summed_already_is_refused(model_path: str, batch: Batch)
 
 
 def test_a_correction_of_another_length_is_refused(model_path: str, batch: Batch) -> None:
-    actor = of_algorithm(model_path, correction=lambda own: Correction(own.logprobs[:1].detach()))
-    with pytest.raises(TrainingError, match=r"its correction must return one number for each"):
+    actor = of_algorithm(
+        model_path, correction=lambda own: Correction(own.logprobs[:1].detach())
+    )
+    with pytest.raises(
+        TrainingError, match=r"its correction must return one number for each"
+    ):
         update(actor, batch)
 
 
@@ -334,7 +372,8 @@ def test_advantages_that_are_not_finite_are_refused(
 ) -> None:
     actor = of_algorithm(model_path, advantages=lambda own: Advantages(own.mask * value))
     with pytest.raises(
-        TrainingError, match=rf"its advantages must return advantages that are finite, got {told} "
+        TrainingError,
+        match=rf"its advantages must return advantages that are finite, got {told} ",
     ):
         prepared(actor, make_batch())
 

@@ -85,7 +85,10 @@ def verls(samples: list[list[dict[str, float]]], mode: str) -> dict[str, float]:
         for token in sample:
             log_ratio = held(token["now"] - token["old"], 20.0)
             ratio, advantage = math.exp(log_ratio), token["advantage"]
-            plain, bounded = -advantage * ratio, -advantage * max(1 - LOW, min(1 + HIGH, ratio))
+            plain, bounded = (
+                -advantage * ratio,
+                -advantage * max(1 - LOW, min(1 + HIGH, ratio)),
+            )
             loss, most = max(plain, bounded), -advantage * DUAL
             clipped[row].append(float(bounded > plain))
             dual[row].append(float(advantage < 0 and loss > most))
@@ -100,7 +103,9 @@ def verls(samples: list[list[dict[str, float]]], mode: str) -> dict[str, float]:
         "actor/pg_clipfrac": mean(clipped),
         "actor/pg_clipfrac_lower": mean(dual),
         "actor/ppo_kl": mean(kl_old),
-        "actor/entropy": mean([[token["entropy"] for token in sample] for sample in samples]),
+        "actor/entropy": mean(
+            [[token["entropy"] for token in sample] for sample in samples]
+        ),
     }
 
 
@@ -119,5 +124,7 @@ def test_an_updates_numbers_are_verls(model_path: str, reduction: str, mode: str
 
     named = with_verl_names(update(actor, batch).means())
 
-    assert all(abs(number) > 0.01 for number in wanted.values())  # zeros would prove nothing
+    assert all(
+        abs(number) > 0.01 for number in wanted.values()
+    )  # zeros would prove nothing
     assert {name: named[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)

@@ -15,7 +15,14 @@ import torch
 
 from agentrl.algorithms import make_algorithm
 from agentrl.errors import ConfigError, DataError
-from agentrl.training import Critic, CriticSpec, DistSpec, RewardModel, RewardModelSpec, join
+from agentrl.training import (
+    Critic,
+    CriticSpec,
+    DistSpec,
+    RewardModel,
+    RewardModelSpec,
+    join,
+)
 from agentrl.training.backends.megatron.support import check_model
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.models.packed_model import ModelSpec
@@ -40,9 +47,13 @@ def changed(model: Path, folder: Path, name: str, **values: Any) -> Path:
     return folder
 
 
-def test_another_family_is_named_with_those_that_are_trained(model: Path, tmp_path: Path) -> None:
+def test_another_family_is_named_with_those_that_are_trained(
+    model: Path, tmp_path: Path
+) -> None:
     other = changed(model, tmp_path, "config.json", model_type="qwen2_vl")
-    with pytest.raises(ConfigError, match="qwen2_5_vl, qwen3_vl can be trained, got 'qwen2_vl'"):
+    with pytest.raises(
+        ConfigError, match="qwen2_5_vl, qwen3_vl can be trained, got 'qwen2_vl'"
+    ):
         load_policy(ModelSpec(str(other)))
 
 
@@ -70,7 +81,11 @@ def test_critics_and_reward_models_read_text(model: Path) -> None:
     ],
 )
 def test_what_divides_or_compiles_the_model_is_refused(
-    place: Mapping[str, int], spec: Mapping[str, Any], told: str, model: Path, tmp_path: Path
+    place: Mapping[str, int],
+    spec: Mapping[str, Any],
+    told: str,
+    model: Path,
+    tmp_path: Path,
 ) -> None:
     join(DistSpec())
     whole = replace(DistSpec(), **place)
@@ -85,7 +100,8 @@ def test_megatron_computes_no_model_that_sees(model: Path) -> None:
 
 def test_a_model_of_text_has_no_tower_to_train(model_path: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"TrainConfig\.vision='trained' moves the tower .*reads text alone"
+        ConfigError,
+        match=r"TrainConfig\.vision='trained' moves the tower .*reads text alone",
     ) as error:
         load_policy(ModelSpec(model_path, vision="trained"))
     assert model_path in str(error.value)
@@ -105,7 +121,9 @@ def test_a_tower_that_no_gradient_reaches_is_frozen_or_refused(
     folder = write_qwen_vl(tmp_path, family=family)
     load_policy(ModelSpec(str(folder), vision="trained"))
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    (kind,) = (one for name, one in vars(module).items() if re.fullmatch(f"Qwen.*{layer}", name))
+    (kind,) = (
+        one for name, one in vars(module).items() if re.fullmatch(f"Qwen.*{layer}", name)
+    )
     monkeypatch.setattr(kind, "forward", torch.no_grad()(kind.forward))
     with pytest.raises(
         ConfigError, match=rf"no gradient reaches {told}.* leave it frozen"
@@ -116,8 +134,12 @@ def test_a_tower_that_no_gradient_reaches_is_frozen_or_refused(
 
 
 def test_an_adapter_of_the_tower_is_refused(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must name layers that can have an adapter, got 'qkv'"):
-        make_actor(model, tmp_path, backend="plain", lora=LoraSpec(rank=4, targets=("qkv",)))
+    with pytest.raises(
+        ConfigError, match="must name layers that can have an adapter, got 'qkv'"
+    ):
+        make_actor(
+            model, tmp_path, backend="plain", lora=LoraSpec(rank=4, targets=("qkv",))
+        )
 
 
 def test_a_processor_of_another_tower_is_refused(model: Path, tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def expected(model: Path, case: Case) -> Any:
     return reference(model, case)
 
 
-def moved(gradients: dict[str, torch.Tensor], vision: VisionMode) -> dict[str, torch.Tensor]:
+def moved(
+    gradients: dict[str, torch.Tensor], vision: VisionMode
+) -> dict[str, torch.Tensor]:
     """The gradients of what moves."""
     return {
         name: one
@@ -74,7 +76,12 @@ def moved(gradients: dict[str, torch.Tensor], vision: VisionMode) -> dict[str, t
     ],
 )
 def test_every_gradient_is_the_familys(
-    vision: VisionMode, spec: dict[str, Any], model: Path, run: Path, case: Case, expected: Any
+    vision: VisionMode,
+    spec: dict[str, Any],
+    model: Path,
+    run: Path,
+    case: Case,
+    expected: Any,
 ) -> None:
     logprobs, gradients = expected
     assert any(".visual." in name for name in gradients)
@@ -97,14 +104,17 @@ def test_a_row_has_a_shared_image_once_and_each_image_runs_once(
     assert len(set(row.media["sha256"])) == 3
     ran = []
     actor.backend.model.tower.module.register_forward_pre_hook(
-        lambda _module, _args, given: ran.append(given["grid_thw"].tolist()), with_kwargs=True
+        lambda _module, _args, given: ran.append(given["grid_thw"].tolist()),
+        with_kwargs=True,
     )
     actor.logprobs(case.shard(ALL, (0, 1, 2, 3), (4, 5)))
     (grids,) = ran
     assert sorted(grids) == [[1, 2, 2], [1, 4, 6], [1, 6, 6]]
 
 
-def test_rows_of_text_leave_a_trained_tower_where_it_is(model: Path, run: Path, case: Case) -> None:
+def test_rows_of_text_leave_a_trained_tower_where_it_is(
+    model: Path, run: Path, case: Case
+) -> None:
     actor = make_actor(model, run, backend="plain", vision="trained")
     gradients = own_gradients(actor, case, case.shard((4, 5), (0, 1)))
     tower = {name: one for name, one in gradients.items() if ".visual." in name}
@@ -172,7 +182,9 @@ def test_what_moves_is_kept_under_the_folders_names(
     assert np.abs(found - actor.logprobs(shard)["old_logprobs"]).max() < 1e-5
     exported = make_case(tmp_path / "model", run)
     assert np.abs(reference(tmp_path / "model", exported)[0] - found).max() < 1e-5
-    assert not np.allclose(whole_logits(model, case), whole_logits(tmp_path / "model", case))
+    assert not np.allclose(
+        whole_logits(model, case), whole_logits(tmp_path / "model", case)
+    )
 
 
 def test_an_adapter_leaves_the_tower_out(model: Path, run: Path, case: Case) -> None:
@@ -200,7 +212,9 @@ def test_two_ranks_of_which_one_shows_no_image(family: Any, tmp_path: Path) -> N
             found = [own[vision, name] for own in ranks]
             for one, (rows, _) in zip(found, parts, strict=True):
                 compare(one["gradients"], moved(gradients, vision))
-                own = np.concatenate([logprobs[starts[row] : starts[row + 1]] for row in rows])
+                own = np.concatenate(
+                    [logprobs[starts[row] : starts[row + 1]] for row in rows]
+                )
                 assert np.abs(one["logprobs"] - own).max() < 1e-5
             # both of them need the two images of the first group in the second split
             assert sum(one["prepared"] for one in found) == 3

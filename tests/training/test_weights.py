@@ -22,7 +22,9 @@ from tests.training.harness import make_actor, make_batch, prepared, update
 
 def test_the_actors_checksums_are_those_of_what_it_publishes(model_path: str) -> None:
     actor = make_actor(model_path, "sft")
-    published = {name: tensor_checksum(name, weight) for name, weight in actor.weights("bfloat16")}
+    published = {
+        name: tensor_checksum(name, weight) for name, weight in actor.weights("bfloat16")
+    }
     assert actor.checksum("bfloat16") == published
 
 
@@ -59,7 +61,9 @@ ENDS: dict[str, Callable[[Actor, Path], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_gathered_weights_are_refused_by_name(model_path: str, tmp_path: Path, end: str) -> None:
+def test_gathered_weights_are_refused_by_name(
+    model_path: str, tmp_path: Path, end: str
+) -> None:
     actor = make_actor(model_path, "sft")
     update(actor, make_batch(kind=SegmentKind.TARGET))
     actor.backend.model.unshard()  # type: ignore[operator]

@@ -37,7 +37,9 @@ def two_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(model_path: str, two_folder: Path) -> Results:
     run_ranks("tests.training.rank", 2, model_path, str(two_folder))
-    return [torch.load(two_folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+    return [
+        torch.load(two_folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)
+    ]
 
 
 def merged(results: Results, name: str) -> list[Stats]:
@@ -54,7 +56,9 @@ def test_loss_and_gradient_do_not_depend_on_the_world_size(
     one: Results, two: Results, batch: str
 ) -> None:
     (alone,), (together,) = merged(one, batch), merged(two, batch)
-    assert together["policy/loss"].mean == pytest.approx(alone["policy/loss"].mean, abs=1e-6)
+    assert together["policy/loss"].mean == pytest.approx(
+        alone["policy/loss"].mean, abs=1e-6
+    )
     assert together["policy/nll"].count == alone["policy/nll"].count
     for name, gradient in one[0]["gradients"][batch].items():
         assert (gradient - two[0]["gradients"][batch][name]).abs().max() < 1e-6, name
@@ -98,7 +102,9 @@ def test_four_steps_give_the_same_losses_and_weights(
 
 def test_the_filler_batch_has_a_filler() -> None:
     batch = make_batch([30, 16, 15], rollouts=3)
-    (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(2, 30))
+    (plan,) = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(2, 30)
+    )
     assert () in plan.coordinates[0].micro_batches
 
 
@@ -114,10 +120,14 @@ def test_numbers_of_the_whole_step_count_once(two: Results) -> None:
 def test_every_rank_sees_the_same_whole_weights_and_checksums(two: Results) -> None:
     first, second = two
     assert first["checksum"] == second["checksum"]
-    assert all(torch.equal(first["muon"][name], second["muon"][name]) for name in first["muon"])
+    assert all(
+        torch.equal(first["muon"][name], second["muon"][name]) for name in first["muon"]
+    )
 
 
-def test_no_rank_takes_a_step_whose_gradient_is_not_finite(one: Results, two: Results) -> None:
+def test_no_rank_takes_a_step_whose_gradient_is_not_finite(
+    one: Results, two: Results
+) -> None:
     for results in (one, two):
         (stats,) = merged(results, "not finite")
         assert stats["optim/not_finite"].sum == 1
@@ -130,7 +140,9 @@ def test_what_is_published_after_a_skipped_update_has_the_checksums_of_the_shard
     for ranks in (one, two):
         assert ranks[0]["stats"]["skipped"][0]["optim/skipped"].sum == 1.0
         for rank in ranks:
-            assert rank["published after skipped"] == rank["after skipped"] == rank["checksum"]
+            assert (
+                rank["published after skipped"] == rank["after skipped"] == rank["checksum"]
+            )
 
 
 def test_checksums_of_shards_are_those_of_the_whole(
@@ -156,7 +168,9 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one(
     resumed.load(two_folder / optimizer)
     assert resumed.steps == 4
     loss = update(resumed, batch, 30)["policy/loss"].mean
-    assert loss == pytest.approx(update(uninterrupted, batch, 30)["policy/loss"].mean, abs=1e-5)
+    assert loss == pytest.approx(
+        update(uninterrupted, batch, 30)["policy/loss"].mean, abs=1e-5
+    )
 
 
 def test_two_ranks_export_one_whole_model(two: Results, two_folder: Path) -> None:
@@ -171,7 +185,8 @@ def test_logprobs_of_a_shard_are_those_of_the_whole(one: Results, two: Results) 
         whole = np.zeros(batch.num_tokens, np.float32)
         for answer in (result["logprobs"] for result in results):
             rows = [
-                np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in answer["samples"]
+                np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1])
+                for s in answer["samples"]
             ]
             whole[np.concatenate(rows)] = answer["column"]
         return whole

@@ -25,7 +25,8 @@ from tests.tiny_vision import MERGE, picture
 from tests.training.harness import make_batch
 
 WIDE, OTHER, SMALL = (
-    Image.read(one) for one in (picture(84, 56), picture(84, 84, seed=2), picture(28, 28, seed=1))
+    Image.read(one)
+    for one in (picture(84, 56), picture(84, 84, seed=2), picture(28, 28, seed=1))
 )
 """Of 2 x 3 tokens, of 3 x 3, and of one."""
 SAMPLES = ((WIDE, SMALL), (WIDE, SMALL), (OTHER, WIDE), (OTHER,), (), ())
@@ -110,16 +111,24 @@ class Marks:
         from transformers import AutoTokenizer
 
         ids = AutoTokenizer.from_pretrained(model).get_added_vocab()
-        return cls(*(ids[f"<|{name}|>"] for name in ("vision_start", "image_pad", "vision_end")))
+        return cls(
+            *(ids[f"<|{name}|>"] for name in ("vision_start", "image_pad", "vision_end"))
+        )
 
 
 def make_actor(
-    model: Path, run: Path, place: DistSpec | None = None, optim: OptimSpec = FROZEN, **spec: Any
+    model: Path,
+    run: Path,
+    place: DistSpec | None = None,
+    optim: OptimSpec = FROZEN,
+    **spec: Any,
 ) -> Actor:
     place = place or DistSpec()
     join(place)
     algorithm = make_algorithm("grpo")
-    return Actor(ActorSpec(str(model), algorithm, optim, run_folder=str(run), **spec), place)
+    return Actor(
+        ActorSpec(str(model), algorithm, optim, run_folder=str(run), **spec), place
+    )
 
 
 def own_gradients(actor: Actor, case: Case, shard: BatchShard) -> dict[str, Tensor]:
@@ -164,7 +173,9 @@ def reference(model: Path, case: Case) -> tuple[np.ndarray, dict[str, Tensor]]:
     column = np.zeros(batch.num_tokens, np.float32)
     column[places] = found.detach().numpy()
     (found * torch.from_numpy(case.weights[places])).sum().backward()
-    gradients = {name: one.grad for name, one in family.named_parameters() if one.grad is not None}
+    gradients = {
+        name: one.grad for name, one in family.named_parameters() if one.grad is not None
+    }
     return column * (batch.loss_mask > 0), gradients
 
 
@@ -181,7 +192,9 @@ def _forward(model: Path, case: Case) -> tuple[Any, Tensor]:
     family.train()
     ids, sizes = _padded(case), torch.from_numpy(case.batch.lengths.astype(np.int64))
     mask = (torch.arange(ids.shape[1]) < sizes[:, None]).long()
-    return family, family(input_ids=ids, attention_mask=mask, **_shown(family, case, ids)).logits
+    return family, family(
+        input_ids=ids, attention_mask=mask, **_shown(family, case, ids)
+    ).logits
 
 
 def _padded(case: Case) -> Tensor:

@@ -17,7 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _BY_NAME = frozenset(
     {
-        *("item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__", "__index__"),
+        *(
+            "item",
+            "tolist",
+            "numpy",
+            "__array__",
+            "__bool__",
+            "__int__",
+            "__float__",
+            "__index__",
+        ),
         *("cpu", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
         *("is_nonzero", "equal", "allclose"),
     }
@@ -26,7 +35,12 @@ _BY_NAME = frozenset(
 
 _BY_OPERATOR = frozenset(
     {
-        *("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::masked_select"),
+        *(
+            "aten::_local_scalar_dense",
+            "aten::item",
+            "aten::nonzero",
+            "aten::masked_select",
+        ),
         *("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::equal"),
         *("aten::is_nonzero",),
     }
@@ -43,7 +57,9 @@ class WaitError(AssertionError):
 
 
 class _Functions(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _BY_NAME and not _of_the_host(args):
@@ -53,7 +69,9 @@ class _Functions(TorchFunctionMode):
         if name == "repeat_interleave" and kwargs.get("output_size") is None:
             repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
             if not isinstance(repeats, int):
-                raise WaitError("repeat_interleave without output_size waits for the device")
+                raise WaitError(
+                    "repeat_interleave without output_size waits for the device"
+                )
         if name in ("__getitem__", "__setitem__") and _has_mask(args[1]):
             raise WaitError("boolean indexing waits for the device")
         return func(*args, **kwargs)
@@ -66,7 +84,9 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self.copies = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = func._schema.name
         if name in _BY_OPERATOR:
             raise WaitError(f"{name} waits for the device")
@@ -84,7 +104,9 @@ class _Operators(TorchDispatchMode):
 
 def _has_mask(index: Any) -> bool:
     parts = index if isinstance(index, tuple | list) else (index,)
-    return any(isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in parts)
+    return any(
+        isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in parts
+    )
 
 
 def _of_the_host(args: Any) -> bool:

@@ -36,7 +36,8 @@ def test_bytes_that_every_reader_reads_alike_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", ["file", "pathlib", "data uri", "openai", "datasets", "datasets path", "pil", "image"]
+    "form",
+    ["file", "pathlib", "data uri", "openai", "datasets", "datasets path", "pil", "image"],
 )
 def test_each_form_gives_the_same_image(form: str, tmp_path: Path) -> None:
     data = picture()
@@ -109,7 +110,9 @@ def test_what_is_no_image_is_named(source: object, said: str) -> None:
 
 
 def test_parts_of_text_alone_become_text() -> None:
-    (message,) = with_images([user({"type": "text", "text": "a"}, {"type": "text", "text": "b"})])
+    (message,) = with_images(
+        [user({"type": "text", "text": "a"}, {"type": "text", "text": "b"})]
+    )
     assert message["content"] == "ab"
 
 
@@ -135,7 +138,9 @@ def test_a_message_with_text_is_the_same_message() -> None:
 
 
 def test_a_part_may_name_an_image_of_the_observation() -> None:
-    messages = with_images([user({"type": "image", "image": "screen"})], {"screen": picture()})
+    messages = with_images(
+        [user({"type": "image", "image": "screen"})], {"screen": picture()}
+    )
     assert list(images_in(messages)) == [Image.read(picture())]
 
 
@@ -180,7 +185,9 @@ def test_a_content_of_another_kind_is_named() -> None:
 
 def test_images_are_equal_by_their_hash() -> None:
     image = Image.read(picture())
-    assert image == dataclasses.replace(image, data=None) == pickle.loads(pickle.dumps(image))
+    assert (
+        image == dataclasses.replace(image, data=None) == pickle.loads(pickle.dumps(image))
+    )
     assert image != Image.read(picture(seed=1))
 
 
@@ -191,7 +198,12 @@ def test_bytes_that_are_not_at_hand_are_named() -> None:
 
 def test_a_content_for_people_names_its_images() -> None:
     (message,) = with_images(
-        [user({"type": "text", "text": "see "}, {"type": "image", "image": picture(30, 20)})]
+        [
+            user(
+                {"type": "text", "text": "see "},
+                {"type": "image", "image": picture(30, 20)},
+            )
+        ]
     )
     image = Image.read(picture(30, 20))
     assert (

@@ -39,7 +39,9 @@ def test_a_relative_path_starts_from_the_base_dir(task_file: Path) -> None:
 
 
 def test_a_file_is_loaded_once(task_file: Path) -> None:
-    assert load_object(f"{task_file}:Point") is load_object("./task.py:Point", task_file.parent)
+    assert load_object(f"{task_file}:Point") is load_object(
+        "./task.py:Point", task_file.parent
+    )
 
 
 def test_an_object_of_a_loaded_file_can_be_pickled(task_file: Path) -> None:
@@ -48,7 +50,9 @@ def test_an_object_of_a_loaded_file_can_be_pickled(task_file: Path) -> None:
     assert pickle.loads(pickle.dumps(point)) == point
 
 
-def test_equal_stems_in_two_folders_are_two_modules(task_file: Path, tmp_path: Path) -> None:
+def test_equal_stems_in_two_folders_are_two_modules(
+    task_file: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other" / "task.py"
     other.parent.mkdir()
     other.write_text(TASK)
@@ -69,7 +73,10 @@ def test_equal_stems_in_two_folders_are_two_modules(task_file: Path, tmp_path: P
             "fractions:Fraction.from_flot",
             "fractions:Fraction has no 'from_flot'; did you mean 'from_float'?",
         ),
-        ("jsn_nowhere:loads", "there is no module 'jsn_nowhere' (needed for 'jsn_nowhere')"),
+        (
+            "jsn_nowhere:loads",
+            "there is no module 'jsn_nowhere' (needed for 'jsn_nowhere')",
+        ),
         ("concurrent.futurs:Executor", "did you mean 'futures'?"),
     ],
 )
@@ -81,7 +88,9 @@ def test_a_name_that_leads_nowhere_says_what_was_near(text: str, message: str) -
 
 
 def test_a_missing_file_names_its_neighbour(task_file: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no file .*tsk\.py; did you mean 'task\.py'\?"):
+    with pytest.raises(
+        ConfigError, match=r"there is no file .*tsk\.py; did you mean 'task\.py'\?"
+    ):
         load_object("tsk.py:Point", task_file.parent)
 
 
@@ -97,7 +106,9 @@ def test_an_import_that_a_file_lacks_is_its_own_failure(tmp_path: Path) -> None:
     path = tmp_path / "needs.py"
     path.write_text("import not_installed_anywhere\n")
 
-    with pytest.raises(ConfigError, match=r"needs\.py raised when imported: ModuleNotFoundError"):
+    with pytest.raises(
+        ConfigError, match=r"needs\.py raised when imported: ModuleNotFoundError"
+    ):
         load_object(f"{path}:x")
 
 

@@ -43,7 +43,9 @@ def test_what_a_file_of_the_user_misses_is_named_too(
     monkeypatch.setattr(sys, "path", [])
     (tmp_path / "own.py").write_text(f"import {module}\n")
 
-    with pytest.raises(ConfigError, match="raised when imported: ModuleNotFoundError") as caught:
+    with pytest.raises(
+        ConfigError, match="raised when imported: ModuleNotFoundError"
+    ) as caught:
         load_object("own.py:x", tmp_path)
 
     assert told in str(caught.value)

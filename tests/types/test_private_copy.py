@@ -50,7 +50,10 @@ def test_a_turn_has_its_own_messages_and_arguments_and_shares_its_tokens() -> No
     assert call is not None
     call.arguments["of"].append(2)
     copied.message["content"] = "y"
-    assert (record.call and record.call.arguments, turn.message["content"]) == ({"of": [1]}, "x")
+    assert (record.call and record.call.arguments, turn.message["content"]) == (
+        {"of": [1]},
+        "x",
+    )
 
 
 def test_an_object_that_stands_twice_in_a_tree_is_copied_once() -> None:

@@ -90,8 +90,24 @@ def itself() -> dict[str, object]:
 
 @pytest.mark.parametrize(
     "value",
-    [object(), {"a": object()}, Point(object()), np.array([object()]), {(1, 2): 3}, itself(), len],
-    ids=["object", "in a mapping", "in a dataclass", "in an array", "keys", "itself", "function"],
+    [
+        object(),
+        {"a": object()},
+        Point(object()),
+        np.array([object()]),
+        {(1, 2): 3},
+        itself(),
+        len,
+    ],
+    ids=[
+        "object",
+        "in a mapping",
+        "in a dataclass",
+        "in an array",
+        "keys",
+        "itself",
+        "function",
+    ],
 )
 def test_what_is_no_json_is_refused(value: object) -> None:
     with pytest.raises(TypeError):

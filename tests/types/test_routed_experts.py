@@ -35,12 +35,18 @@ def test_a_byte_holds_a_number_and_that_of_none() -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        (record(3)[:, :1], r"it has uint8 of shape \(3, 1, 3\), .* has uint8 \[tokens, 2, 3\]"),
+        (
+            record(3)[:, :1],
+            r"it has uint8 of shape \(3, 1, 3\), .* has uint8 \[tokens, 2, 3\]",
+        ),
         (record(3)[:, :, :2], r"of shape \(3, 2, 2\)"),
         (record(3).astype(np.uint16), "it has uint16 of"),
         (record(3).astype(np.int64), "it has int64 of"),
         (record(3)[0], r"it has uint8 of shape \(2, 3\)"),
-        (record(3) + np.uint8(1), "names expert 4, and a model of 2 layers of 4 experts, 3 a"),
+        (
+            record(3) + np.uint8(1),
+            "names expert 4, and a model of 2 layers of 4 experts, 3 a",
+        ),
     ],
     ids=["layers", "k", "another model", "dtype", "dimensions", "range"],
 )

@@ -46,7 +46,9 @@ def test_all_faults_are_collected_each_with_its_key() -> None:
 
 
 def test_a_user_of_python_gets_a_config_error_with_the_fields() -> None:
-    with pytest.raises(ConfigError, match="^Inner.low=5 exceeds high=2; lower it$") as caught:  # noqa: RUF043
+    with pytest.raises(
+        ConfigError, match=r"^Inner\.low=5 exceeds high=2; lower it$"
+    ) as caught:
         Inner(low=5)
     assert caught.value.fields == ("Inner.low",)
     with pytest.raises(ConfigError) as caught:
@@ -57,7 +59,9 @@ def test_a_user_of_python_gets_a_config_error_with_the_fields() -> None:
 
 def test_replace_checks_what_it_makes() -> None:
     assert Inner(low=1).replace(high=7) == Inner(low=1, high=7)
-    with pytest.raises(ConfigError, match=r"Inner\.low=1 exceeds high=0|Inner\.high must be"):
+    with pytest.raises(
+        ConfigError, match=r"Inner\.low=1 exceeds high=0|Inner\.high must be"
+    ):
         Inner().replace(high=0)
     with pytest.raises(ConfigError, match=r"unknown key Inner\.hihg; did you mean high\?"):
         Inner().replace(hihg=3)

@@ -51,22 +51,36 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("reference", "told"),
     [
-        ("owm.py:two", r"cannot be loaded: there is no file .*owm\.py; did you mean 'own\.py'\?"),
+        (
+            "owm.py:two",
+            r"cannot be loaded: there is no file .*owm\.py; did you mean 'own\.py'\?",
+        ),
         ("own.py:tow", r"cannot be loaded: own\.py has no 'tow'; did you mean 'two'\?"),
         (
             "broken.py:f",
             r"cannot be loaded: .*broken\.py raised when imported: ModuleNotFound",
         ),
-        ("syntax.py:f", r"cannot be loaded: .*syntax\.py raised when imported: SyntaxError"),
-        ("no.such:f", r"cannot be loaded: there is no module 'no' .*; install it, or name a file"),
+        (
+            "syntax.py:f",
+            r"cannot be loaded: .*syntax\.py raised when imported: SyntaxError",
+        ),
+        (
+            "no.such:f",
+            r"cannot be loaded: there is no module 'no' .*; install it, or name a file",
+        ),
         ("two", r"cannot be loaded: 'two' names no object: write package\.module:name"),
-        ("own.py:number", r"must be a function or class that takes \(first\), got int; name one"),
+        (
+            "own.py:number",
+            r"must be a function or class that takes \(first\), got int; name one",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_names_setting_and_value(
     own: Path, reference: str, told: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"^Own\.function='{reference}' {told}") as caught:
+    with pytest.raises(
+        ConfigError, match=rf"^Own\.function='{reference}' {told}"
+    ) as caught:
         load_function(reference, own, BROKEN, "(first)")
     assert caught.value.fields == ("Own.function",)
 
@@ -111,7 +125,8 @@ def test_another_type_is_named(own: Path, returns: type, named: str) -> None:
     function = load_function("own.py:two", own, BROKEN, "(first, second)")
     called = UserFunction(function, returns, BROKEN, "own.py:two", "credit")
     with pytest.raises(
-        ConfigError, match=rf"='own\.py:two': its credit must return {named}, got int; return one"
+        ConfigError,
+        match=rf"='own\.py:two': its credit must return {named}, got int; return one",
     ):
         called(1, second=2)
 

@@ -88,7 +88,9 @@ async def test_a_cancellation_that_was_asked_for_passes() -> None:
     assert task.cancelled()
 
 
-async def test_in_a_task_that_was_cancelled_another_ones_cancellation_is_a_failure() -> None:
+async def test_in_a_task_that_was_cancelled_another_ones_cancellation_is_a_failure() -> (
+    None
+):
     other = asyncio.get_running_loop().create_future()
     other.cancel()
     ended: list[BaseException] = []

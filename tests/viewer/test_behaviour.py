@@ -18,14 +18,21 @@ COMMON = [f"w{index}" for index in range(300)]
 
 
 def played(
-    rng: random.Random, task: int, rollout: int, *, planted: float = 0.0, broken: float = 0.0
+    rng: random.Random,
+    task: int,
+    rollout: int,
+    *,
+    planted: float = 0.0,
+    broken: float = 0.0,
 ) -> Episode:
     """An episode: common words, words that its task's siblings use too, and what is planted."""
     own = [f"topic{task}x{index}" for index in range(6)]
     words = [*rng.choices(COMMON, k=60), *rng.choices(own, k=10)]
     rng.shuffle(words)
     says = rng.random() < planted
-    text = " ".join(words) + (f". Let me double check that {rng.randrange(99)}" if says else "")
+    text = " ".join(words) + (
+        f". Let me double check that {rng.randrange(99)}" if says else ""
+    )
     call = "python exception" if rng.random() < broken else "python ok"
     return Episode(
         id=f"{task}-{rollout}-0",
@@ -75,7 +82,9 @@ def course(seed: int, shares: Sequence[float]) -> list[list[Episode]]:
     return [
         [
             replace(one, id=f"{step}-{one.id}", step=step)
-            for one in rounds(seed, range(8 * step, 8 * step + 8), planted=share, broken=share)
+            for one in rounds(
+                seed, range(8 * step, 8 * step + 8), planted=share, broken=share
+            )
         ]
         for step, share in enumerate(shares, start=1)
     ]
@@ -93,7 +102,9 @@ def test_what_began_at_once_is_dated(seed: int, onset: int) -> None:
         assert change.since == onset
         assert [step for step, _ in change.course] == list(range(1, 11))
     (phrase,) = found.phrases
-    assert phrase.first == next(one.id for one in steps[onset - 1] if "double" in one.texts[0])
+    assert phrase.first == next(
+        one.id for one in steps[onset - 1] if "double" in one.texts[0]
+    )
     # two steps have no course
     apart = behaviour(steps[0], steps[-1])
     assert [change.since for change in apart.phrases] == [None]
@@ -130,7 +141,9 @@ def test_what_the_prompt_of_an_episode_between_says_is_not_its_behaviour() -> No
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_planted_pattern_of_calls_is_found(seed: int) -> None:
-    found = behaviour(rounds(seed, range(40), broken=0.5), rounds(seed, range(40, 80), broken=0.1))
+    found = behaviour(
+        rounds(seed, range(40), broken=0.5), rounds(seed, range(40, 80), broken=0.1)
+    )
 
     # one in two at first began with an exception; now nine in ten begin well
     changes = {change.text: change.log_odds for change in found.patterns}
@@ -139,14 +152,18 @@ def test_a_planted_pattern_of_calls_is_found(seed: int) -> None:
     assert len(changes) == 2
 
 
-def shuffled(episodes: Sequence[Episode], seed: int, whole: bool) -> tuple[list[Episode], ...]:
+def shuffled(
+    episodes: Sequence[Episode], seed: int, whole: bool
+) -> tuple[list[Episode], ...]:
     """The episodes in two halves at random: each for itself, or a task's rollouts together."""
     rng = np.random.default_rng(seed)
     names = [episode.task_id if whole else episode.id for episode in episodes]
     order = {name: place for place, name in enumerate(rng.permutation(sorted(set(names))))}
     half = len(order) // 2
     first = [e for e, name in zip(episodes, names, strict=True) if order[name] < half]
-    return first, [e for e, name in zip(episodes, names, strict=True) if order[name] >= half]
+    return first, [
+        e for e, name in zip(episodes, names, strict=True) if order[name] >= half
+    ]
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["trajectories", "tasks"])
@@ -173,7 +190,8 @@ def test_what_the_prompt_contains_is_no_phrase() -> None:
         prompt = "Say abracadabra" if step else "Say nothing"
         text = "abracadabra" if step else "nothing"
         return [
-            Episode(f"{step}-{i}-0", f"t{step}{i}", prompt, (text,), ((),), 1.0) for i in range(50)
+            Episode(f"{step}-{i}-0", f"t{step}{i}", prompt, (text,), ((),), 1.0)
+            for i in range(50)
         ]
 
     assert behaviour(asked(0), asked(1)).phrases == ()

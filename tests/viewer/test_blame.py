@@ -18,7 +18,9 @@ def trained(
     owners = np.array(turns)
     positions = np.arange(owners.size) + 10 * (owners + 1)
     sampled = np.asarray(arrays.pop("rollout", np.zeros(owners.size)), dtype=np.float64)
-    named: Mapping[str, np.ndarray] = {key: np.asarray(value) for key, value in arrays.items()}
+    named: Mapping[str, np.ndarray] = {
+        key: np.asarray(value) for key, value in arrays.items()
+    }
     return TrainedTokens(name, positions, owners, positions * 2, sampled, named)
 
 
@@ -83,7 +85,9 @@ def test_means_are_over_trained_tokens() -> None:
 def test_a_planted_token_is_first(signal: str, seed: int) -> None:
     own = step(seed)
     place = int(np.flatnonzero(own[17].trained)[40])
-    column = {"loss": "token_loss", "mismatch": "old_logprobs", "entropy": "entropy"}[signal]
+    column = {"loss": "token_loss", "mismatch": "old_logprobs", "entropy": "entropy"}[
+        signal
+    ]
     own[17].arrays[column][place] = -3000.0 if signal != "entropy" else 3000.0
 
     (first, *_) = blame(own, signal, "token", limit=5).rows
@@ -95,10 +99,15 @@ def test_a_planted_token_is_first(signal: str, seed: int) -> None:
 
 def test_a_row_shows_its_token_between_its_neighbours() -> None:
     own = trained(
-        "0-0-0", turns=(0, 0, 1, 1, 1), loss_weight=(1,) * 5, token_loss=(0.1, 0.1, 0.1, 7.0, 0.1)
+        "0-0-0",
+        turns=(0, 0, 1, 1, 1),
+        loss_weight=(1,) * 5,
+        token_loss=(0.1, 0.1, 0.1, 7.0, 0.1),
     )
 
-    (row, *_) = blame([own], "loss", "token", decode=lambda ids: "/".join(map(str, ids))).rows
+    (row, *_) = blame(
+        [own], "loss", "token", decode=lambda ids: "/".join(map(str, ids))
+    ).rows
 
     ids = own.token_ids.tolist()
     assert (row.before, row.text, row.after) == (str(ids[2]), str(ids[3]), str(ids[4]))

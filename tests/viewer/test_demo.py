@@ -51,7 +51,10 @@ class Demo:
 
     def blame(self, step: int, signal: str) -> Blame:
         tokens = trained_tokens(
-            self.run, self.reader, self.reader.summaries(), self.reader.annotations(step=step)
+            self.run,
+            self.reader,
+            self.reader.summaries(),
+            self.reader.annotations(step=step),
         )
         row = next(row for row in self.metrics if row["step"] == step)
         return blame(tokens, signal, "token", logged=logged_value(row, signal))
@@ -92,7 +95,9 @@ def test_it_says_nothing_of_the_machine_that_made_it(opened: Demo) -> None:
 
     for path in texts:
         text = path.read_text(encoding="utf-8")
-        assert [word for word in ("/work", "/root", "/home", "/tmp") if word in text] == [], path
+        assert [
+            word for word in ("/work", "/root", "/home", "/tmp") if word in text
+        ] == [], path
 
 
 @pytest.mark.parametrize("signal", ["loss", "mismatch", "entropy"])
@@ -205,7 +210,9 @@ def test_the_dropped_group_taught_nothing(opened: Demo, tmp_path: Path) -> None:
 def test_notes_lead_to_the_faults_of_single_episodes(opened: Demo) -> None:
     notes = list(read_jsonl(opened.run.root / "notes" / "demo.jsonl"))
 
-    faults = {fault.text: fault.link["id"] for fault in planted_faults() if "id" in fault.link}
+    faults = {
+        fault.text: fault.link["id"] for fault in planted_faults() if "id" in fault.link
+    }
     assert {note["text"]: note["trajectory"] for note in notes} == faults
     assert all("planted" in note["labels"] for note in notes)
 

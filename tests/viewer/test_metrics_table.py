@@ -22,12 +22,17 @@ from agentrl.viewer.views.settings_view import by_stage
 NAMES = ("reward/mean", "eval/code/greedy", "policy/loss", TOKENS)
 ROWS = st.lists(
     st.fixed_dictionaries(
-        {"step": st.integers(0, 6), "stage": st.sampled_from(["warmup", "rl", "__proto__"])},
+        {
+            "step": st.integers(0, 6),
+            "stage": st.sampled_from(["warmup", "rl", "__proto__"]),
+        },
         optional={
             "time": st.floats(1e9, 2e9),
             TOKENS: st.integers(0, 1000),
             **{
-                name: st.floats() | st.integers(-5, 5) | st.sampled_from([None, {"$float": "nan"}])
+                name: st.floats()
+                | st.integers(-5, 5)
+                | st.sampled_from([None, {"$float": "nan"}])
                 for name in NAMES[:3]
             },
         },
@@ -104,9 +109,13 @@ def test_a_csv_has_every_value(rows: list[dict[str, Any]]) -> None:
         assert line["'=cmd()"] == ""
         for name in NAMES:
             if line[name]:
-                found.setdefault((line["stage"], name), {})[int(line["step"])] = float(line[name])
+                found.setdefault((line["stage"], name), {})[int(line["step"])] = float(
+                    line[name]
+                )
 
-    assert found == {key: points for key, points in logged(rows).items() if key[1] != "time"}
+    assert found == {
+        key: points for key, points in logged(rows).items() if key[1] != "time"
+    }
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=400), st.integers(0, 50))
@@ -150,7 +159,11 @@ def test_a_million_steps_are_thinned_and_told(tmp_path: Path) -> None:
     [stage] = answered(table, names=["a"])
 
     curve = stage["series"]["a"]
-    assert (stage["steps"], curve["of"], len(curve["value"])) == (1_000_000, 1_000_000, 1000)
+    assert (stage["steps"], curve["of"], len(curve["value"])) == (
+        1_000_000,
+        1_000_000,
+        1000,
+    )
     assert (curve["step"][0], curve["step"][-1], max(curve["value"])) == (0, 999_999, 7)
     assert curve["step"][curve["value"].index(7)] == 654_321
 

@@ -72,7 +72,9 @@ def test_a_vocabulary_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [words[word] for word in ("a", "b", "c", "a")] == [2, 3, SEPARATOR, 2]
 
 
-def joined(corpus: Corpus, *candidates: tuple[tuple[int, ...], list[int]]) -> list[Sequence]:
+def joined(
+    corpus: Corpus, *candidates: tuple[tuple[int, ...], list[int]]
+) -> list[Sequence]:
     made = [Candidate(words, np.array(documents)) for words, documents in candidates]
     return [list(one.words) for one in join_overlapping(made, corpus, 10)]
 
@@ -94,4 +96,7 @@ def test_phrases_of_other_documents_stay_apart() -> None:
 def test_phrases_that_never_stand_together_stay_apart() -> None:
     corpus = Corpus.of([[1, 2, 0, 2, 3]] * 4)
 
-    assert joined(corpus, ((1, 2), [0, 1, 2, 3]), ((2, 3), [0, 1, 2, 3])) == [[1, 2], [2, 3]]
+    assert joined(corpus, ((1, 2), [0, 1, 2, 3]), ((2, 3), [0, 1, 2, 3])) == [
+        [1, 2],
+        [2, 3],
+    ]

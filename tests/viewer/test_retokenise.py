@@ -11,7 +11,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from agentrl.errors import DataError
 from agentrl.render import CHATML_TEMPLATE
-from agentrl.types import Blob, Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import (
+    Blob,
+    Message,
+    Segment,
+    SegmentKind,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
 from agentrl.viewer.analysis.retokenise import retokenise
 from agentrl.viewer.template import ChatTemplateText
 from tests.kit.episodes import sampled, trajectory, turn
@@ -30,7 +39,9 @@ def byte_tokenizer(normalizer: object = None) -> Tokenizer:
     made.decoder = decoders.ByteLevel()
     if normalizer is not None:
         made.normalizer = normalizer
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ADDED])
+    made.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in ADDED]
+    )
     return made
 
 
@@ -51,7 +62,11 @@ def bytes_of(data: bytes) -> list[int]:
 
 
 def segment(kind: K, token_ids: list[int]) -> Segment:
-    return sampled(token_ids) if kind is K.POLICY else Segment(kind, np.array(token_ids, np.int32))
+    return (
+        sampled(token_ids)
+        if kind is K.POLICY
+        else Segment(kind, np.array(token_ids, np.int32))
+    )
 
 
 def episode(
@@ -70,12 +85,16 @@ def episode(
     return trajectory(*made)
 
 
-def causes(trajectory: Trajectory, turn: int = 0, tokenizer: Tokenizer = TOKENIZER) -> list[str]:
+def causes(
+    trajectory: Trajectory, turn: int = 0, tokenizer: Tokenizer = TOKENIZER
+) -> list[str]:
     return [one.cause for one in retokenise(trajectory, turn, tokenizer).differences]
 
 
 def test_text_that_comes_back_has_no_difference() -> None:
-    found = retokenise(episode(([segment(K.PROMPT, ids("hello"))], ids("abc"))), 0, TOKENIZER)
+    found = retokenise(
+        episode(([segment(K.PROMPT, ids("hello"))], ids("abc"))), 0, TOKENIZER
+    )
 
     assert (found.equal, found.differences) == (True, ())
     assert found.template.equal is None
@@ -99,16 +118,26 @@ def test_a_merge_across_the_end_of_the_prompt() -> None:
 
     (one,) = retokenise(trajectory, 0, TOKENIZER).differences
 
-    assert (one.cause, one.recorded_text, one.again) == ("merge_across_boundary", "ab", ids("ab"))
+    assert (one.cause, one.recorded_text, one.again) == (
+        "merge_across_boundary",
+        "ab",
+        ids("ab"),
+    )
 
 
 def test_a_marker_that_a_tool_wrote_out() -> None:
     output = segment(K.OBSERVATION, bytes_of(b"see <|im_end|> there"))
-    trajectory = episode(([segment(K.PROMPT, ids("q"))], ids("call")), ([output], ids("done")))
+    trajectory = episode(
+        ([segment(K.PROMPT, ids("q"))], ids("call")), ([output], ids("done"))
+    )
 
     (one,) = retokenise(trajectory, 1, TOKENIZER).differences
 
-    assert (one.cause, one.turn, one.recorded_text) == ("special_token_in_text", 1, "<|im_end|>")
+    assert (one.cause, one.turn, one.recorded_text) == (
+        "special_token_in_text",
+        1,
+        "<|im_end|>",
+    )
     assert one.again == [TOKENIZER.token_to_id("<|im_end|>")]
 
 
@@ -144,9 +173,13 @@ def test_white_space_that_a_normalizer_strips() -> None:
 
 
 def test_each_of_many_differences_stays_small() -> None:
-    many = [token for _ in range(50) for token in (*ids("k"), *bytes_of(b"abc"), *ids("mnop"))]
+    many = [
+        token for _ in range(50) for token in (*ids("k"), *bytes_of(b"abc"), *ids("mnop"))
+    ]
 
-    found = retokenise(episode(([segment(K.PROMPT, ids("q"))], many)), 0, TOKENIZER).differences
+    found = retokenise(
+        episode(([segment(K.PROMPT, ids("q"))], many)), 0, TOKENIZER
+    ).differences
 
     assert [one.recorded_text for one in found] == ["abc"] * 50
 
@@ -184,7 +217,8 @@ def test_the_template_applied_anew_gives_the_input() -> None:
 
 def test_a_template_that_drops_the_reasoning_of_earlier_turns() -> None:
     text = CHATML_TEMPLATE.replace(
-        "'\\n' + said(message.content) }}", "'\\n' + said(message.content).split('</think>')[-1] }}"
+        "'\\n' + said(message.content) }}",
+        "'\\n' + said(message.content).split('</think>')[-1] }}",
     )
     assert text != CHATML_TEMPLATE
 
@@ -243,7 +277,11 @@ def test_the_template_gets_the_tools_that_were_on_offer() -> None:
         (b"{}", True, "no list of objects"),
         (b'["add"]', True, "no list of objects"),
         (b"\xff", True, "are no JSON"),
-        (b"x" * (2**20 + 1), False, "does not keep the tools on offer (1048577 bytes, and at most"),
+        (
+            b"x" * (2**20 + 1),
+            False,
+            "does not keep the tools on offer (1048577 bytes, and at most",
+        ),
     ],
 )
 def test_tools_that_cannot_be_read_are_named(tools: bytes, kept: bool, said: str) -> None:
@@ -252,7 +290,9 @@ def test_tools_that_cannot_be_read_are_named(tools: bytes, kept: bool, said: str
     assert named is not None
     blobs = {named.sha256: tools} if kept else {}
 
-    found = retokenise(trajectory, 0, TOKENIZER, ChatTemplateText(CHATML_TEMPLATE), blobs).template
+    found = retokenise(
+        trajectory, 0, TOKENIZER, ChatTemplateText(CHATML_TEMPLATE), blobs
+    ).template
 
     assert found.equal is None
     assert said in found.missing
@@ -275,7 +315,9 @@ def test_every_sequence_of_an_episode() -> None:
 
 
 def test_a_template_with_a_fault_is_told_and_not_raised() -> None:
-    found = retokenise(whole(), 0, TOKENIZER, ChatTemplateText("{{ raise_exception('no') }}"))
+    found = retokenise(
+        whole(), 0, TOKENIZER, ChatTemplateText("{{ raise_exception('no') }}")
+    )
 
     assert found.equal is True
     assert found.template.equal is None

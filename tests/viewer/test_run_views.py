@@ -49,7 +49,11 @@ def annotation(name: str, *advantages: float, weight: tuple[float, ...]) -> Anno
 def test_a_group_has_its_rewards_advantages_and_first_divergence() -> None:
     view = group_view(
         [row(1, 0.0), row(0, 1.0), row(2, None)],
-        {"3-0-0": tokens(1, 2, 3, 9), "3-1-0": tokens(1, 2, 3), "3-2-0": tokens(1, 2, 7, 8)},
+        {
+            "3-0-0": tokens(1, 2, 3, 9),
+            "3-1-0": tokens(1, 2, 3),
+            "3-2-0": tokens(1, 2, 7, 8),
+        },
         [annotation("3-0-0", 0.5, 0.5, 9.0, 9.0, weight=(0.1, 0.1, 0.0, 0.0))],
     )
 
@@ -89,7 +93,12 @@ def test_the_greedy_baseline_is_no_rollout_of_its_group() -> None:
         {"3-0-0": tokens(1), "3-1-0": tokens(1), "3-2-0": tokens(1)},
     )
 
-    assert (view["reward_mean"], view["reward_std"], view["zero_std"], len(view["rows"])) == (
+    assert (
+        view["reward_mean"],
+        view["reward_std"],
+        view["zero_std"],
+        len(view["rows"]),
+    ) == (
         1.0,
         0.0,
         True,
@@ -143,7 +152,11 @@ def test_a_task_averages_neither_stages_nor_ways_of_sampling() -> None:
     view = task_view(rows)
 
     warmup, rl = view["courses"]
-    assert (warmup["stage"], rl["stage"], view["rows"][0]["id"]) == ("warmup", "rl", "3-2-0")
+    assert (warmup["stage"], rl["stage"], view["rows"][0]["id"]) == (
+        "warmup",
+        "rl",
+        "3-2-0",
+    )
     assert {way: own["reward"] for way, own in rl["ways"].items()} == {
         "code greedy": [1.0],
         "code sampled": [0.0],

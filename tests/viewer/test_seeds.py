@@ -37,7 +37,9 @@ def test_a_band_is_of_the_runs_that_have_the_step(runs: list[dict[int, float]]) 
         assert found["tokens"][place] is None
 
 
-def test_differences_are_of_pairs_of_one_seed_over_the_newest_tenth_of_common_steps() -> None:
+def test_differences_are_of_pairs_of_one_seed_over_the_newest_tenth_of_common_steps() -> (
+    None
+):
     steps = range(40)
     group = {seed: series({step: float(seed) for step in steps}) for seed in (0, 1, 2, 7)}
     gains = {0: 1.0, 1: 2.0, 2: 6.0, 9: 100.0}

@@ -59,9 +59,12 @@ def test_a_megabyte_of_escapes_makes_few_spans_and_loses_no_letter() -> None:
 def luminance(colour: str) -> float:
     parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in parts
     ]
-    return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True))
+    return sum(
+        part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722), strict=True)
+    )
 
 
 def contrast(one: str, other: str) -> float:
@@ -78,7 +81,9 @@ def test_each_colour_can_be_read_on_each_ground(theme: str) -> None:
     texts = [name for name in colours if name.startswith("ansi-")]
     grounds = [name for name in colours if name.startswith("on-") and name != "on-accent"]
     code = ["muted", "good", "warn", "accent"]  # of ::highlight
-    pairs = [(text, ground) for text in [*texts, "fg"] for ground in [*grounds, "bg", "panel"]]
+    pairs = [
+        (text, ground) for text in [*texts, "fg"] for ground in [*grounds, "bg", "panel"]
+    ]
     pairs += [(text, ground) for text in code for ground in ("bg", "panel")]
 
     assert (len(texts), len(grounds)) == (9, 9)
@@ -113,7 +118,16 @@ def test_parts_of_code_are_found(language: str) -> None:
 
 
 def test_a_language_is_known_by_the_end_of_a_name() -> None:
-    names = ["Py", "src/main.py", "run_python", "javascript title=x", "code", "x.tar.gz", "", None]
+    names = [
+        "Py",
+        "src/main.py",
+        "run_python",
+        "javascript title=x",
+        "code",
+        "x.tar.gz",
+        "",
+        None,
+    ]
     body = "return given.map(m.languageOf)"
     found = in_node(f"{PARTS}/highlight.js", body, [*names, "constructor", "__proto__"])
     assert found == ["python", "python", "python", "js", *[""] * 6]
@@ -180,19 +194,27 @@ def test_formulas_stand_in_markdown_and_prices_do_not() -> None:
     shown = [(one["type"], one.get("text")) for one in paragraph["children"]]
     assert [text for kind, text in shown if kind == "math"] == ["$x_1 * y$", r"\(z\)"]
     assert ("codespan", "$q$") in shown
-    assert "".join(text or "" for kind, text in shown if kind == "text").endswith(r" $\unknown$ $y")
+    assert "".join(text or "" for kind, text in shown if kind == "text").endswith(
+        r" $\unknown$ $y"
+    )
 
 
 def test_a_block_of_mathematics_is_no_list() -> None:
     text = "so\n$$\na\n- b\n$$\n\n\\[ \\color{x} \\]\nafter"
     blocks = tree(text)
-    assert [block["type"] for block in blocks] == ["paragraph", "math", "source", "paragraph"]
+    assert [block["type"] for block in blocks] == [
+        "paragraph",
+        "math",
+        "source",
+        "paragraph",
+    ]
     assert blocks[1]["tree"][1] == {"display": "block"}
     assert blocks[2]["text"] == r"\[ \color{x} \]"
 
 
 @pytest.mark.parametrize(
-    "unit", ["$", "$x", "$$", "$$x\n", "\\(", "\\[\n", "\\[\nx\n\n", "\n$$\na\n$$\n", "$$\na\nb\n"]
+    "unit",
+    ["$", "$x", "$$", "$$x\n", "\\(", "\\[\n", "\\[\nx\n\n", "\n$$\na\n$$\n", "$$\na\nb\n"],
 )
 def test_a_text_of_dollars_costs_no_more_than_its_length(unit: str) -> None:
     body = """m.markdownTree("warm $x$");

@@ -19,13 +19,17 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-@pytest.mark.parametrize("table", [(0, 20, 7, 20), (3, 10, 3, 30), (1, 5, 0, 5), (40, 80, 20, 90)])
+@pytest.mark.parametrize(
+    "table", [(0, 20, 7, 20), (3, 10, 3, 30), (1, 5, 0, 5), (40, 80, 20, 90)]
+)
 def test_fishers_test_is_scipys(table: tuple[int, int, int, int]) -> None:
     a, num_a, b, num_b = table
 
     (p,) = fisher_p(*(ints(value) for value in table))
 
-    assert p == pytest.approx(fisher_exact([[a, num_a - a], [b, num_b - b]]).pvalue, rel=1e-6)
+    assert p == pytest.approx(
+        fisher_exact([[a, num_a - a], [b, num_b - b]]).pvalue, rel=1e-6
+    )
 
 
 def test_q_values_are_scipys() -> None:

@@ -9,7 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter, encode_trajectory
+from agentrl.store import (
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+    encode_trajectory,
+)
 from agentrl.types import Segment, SegmentKind, Task, Trajectory, alternatives_side
 from agentrl.viewer.runs.stored_row import StoredRow
 from tests.kit.episodes import sampled as made_segment
@@ -75,7 +80,10 @@ def test_every_alternative_stands_at_its_token(turns: list) -> None:
         made.append(
             (
                 parent % index if index else None,
-                [sampled(tokens, width, experts=experts) for tokens, width, experts in parts],
+                [
+                    sampled(tokens, width, experts=experts)
+                    for tokens, width, experts in parts
+                ],
             )
         )
         widths += [width for tokens, width, _ in parts for _ in tokens]
@@ -112,4 +120,6 @@ def test_they_outlive_sealing(tmp_path: Path) -> None:
             ):
                 for own, other in zip(turn.completion, read.completion, strict=True):
                     assert own.side.keys() == other.side.keys()
-                    assert all((own.side[name] == other.side[name]).all() for name in own.side)
+                    assert all(
+                        (own.side[name] == other.side[name]).all() for name in own.side
+                    )

@@ -38,7 +38,9 @@ def turn(index: int, text: str, calls: tuple[CallRecord, ...] = ()) -> Turn:
 def played(group_index: int, text: str = "done") -> Trajectory:
     well = CallRecord(ToolCall("a", "python", {}), None, ToolResult("a", "python", "4"))
     slow = CallRecord(
-        ToolCall("b", "python", {}), None, ToolResult("b", "python", "late", error="timeout")
+        ToolCall("b", "python", {}),
+        None,
+        ToolResult("b", "python", "late", error="timeout"),
     )
     broken = CallRecord(None, CallProblem("c", "unclosed", "close it", "<tool"), None)
     task = Task(f"task-{group_index}", (ASKED,), data_source="code")

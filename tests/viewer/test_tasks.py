@@ -14,7 +14,9 @@ from agentrl.viewer.index import TaskRewards
 
 def rewards(*values: float) -> TaskRewards:
     squares = sum(value**2 for value in values) / len(values)
-    return TaskRewards(len(values), sum(values) / len(values), squares, sum(map(bool, values)))
+    return TaskRewards(
+        len(values), sum(values) / len(values), squares, sum(map(bool, values))
+    )
 
 
 def episode(name: str, *calls: str, task: str = "t", step: int = 0) -> Episode:
@@ -27,7 +29,11 @@ def tasks(found: Sequence[dict[str, object]]) -> list[object]:
 
 def test_each_task_is_in_the_list_of_what_became_of_it() -> None:
     a = {"fell": rewards(1, 1, 1, 0), "still": rewards(1, 1), "hard": rewards(0, 0)}
-    b = {**{name: a[name] for name in a}, "fell": rewards(0, 0, 0, 0), "late": rewards(0, 1)}
+    b = {
+        **{name: a[name] for name in a},
+        "fell": rewards(0, 0, 0, 0),
+        "late": rewards(0, 1),
+    }
     found = task_changes(a, {**b, "first": rewards(1)}, {**a, "late": rewards(0, 0, 0)})
 
     assert (found["tasks"], found["episodes"]) == (5, 11)
@@ -39,7 +45,12 @@ def test_each_task_is_in_the_list_of_what_became_of_it() -> None:
         "always": ["still"],
     }
     (late,) = found["new"]["rows"]
-    assert (late["tried"], late["solved_b"], late["mean_a"], late["z"]) == (5, 1, None, None)
+    assert (late["tried"], late["solved_b"], late["mean_a"], late["z"]) == (
+        5,
+        1,
+        None,
+        None,
+    )
     assert found["never"]["episodes"] == 2
 
 
@@ -52,7 +63,9 @@ def test_the_surest_regression_is_first_and_its_z_is_as_by_hand() -> None:
     # sums of squares within: 1 + .75, over 1 + 1 + 7 + 7 + 3 + 3 degrees of freedom
     usual = 1.75 / 22
     assert found[1]["z"] == pytest.approx(-1 / math.sqrt(2 * usual / 4))
-    assert found[2]["z"] == pytest.approx(-0.25 / math.sqrt((1 + usual + 0.75 + usual) / 16))
+    assert found[2]["z"] == pytest.approx(
+        -0.25 / math.sqrt((1 + usual + 0.75 + usual) / 16)
+    )
 
 
 def test_a_drop_without_any_variance_has_a_finite_place() -> None:
@@ -67,7 +80,11 @@ def test_a_long_list_is_cut_and_says_how_long_it_is() -> None:
 
 
 def test_calls_are_new_where_no_earlier_episode_of_the_task_called_so() -> None:
-    earlier = [episode("0", "python error"), episode("1", "search ok", task="u"), episode("2")]
+    earlier = [
+        episode("0", "python error"),
+        episode("1", "search ok", task="u"),
+        episode("2"),
+    ]
     solving = [
         episode("8", "python error", step=4),
         episode("7", "python error", "python ok", step=3),

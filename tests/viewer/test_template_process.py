@@ -29,7 +29,12 @@ def test_a_template_renders_as_its_tokenizer_does() -> None:
 
 
 def test_special_tokens_and_switches_are_variables() -> None:
-    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, "x": 1}
+    config = {
+        "bos_token": {"content": "<s>"},
+        "eos_token": "</s>",
+        "pad_token": None,
+        "x": 1,
+    }
 
     template = ChatTemplateText.of_tokenizer(
         "{{ bos_token }}{{ eos_token }}{{ pad_token }}", config
@@ -58,19 +63,33 @@ def test_the_extensions_of_chat_templates() -> None:
             "CPU|ended after",
             id="loop",
         ),
-        pytest.param("{% for i in range(10**9) %}{% endfor %}", "Range too big", id="range"),
         pytest.param(
-            "{% for i in range(9999) %}{{ 'word' }}{% endfor %}", "more than 10000", id="output"
+            "{% for i in range(10**9) %}{% endfor %}", "Range too big", id="range"
         ),
-        pytest.param("{{ ''.__class__.__mro__[1].__subclasses__() }}", "no template", id="class"),
+        pytest.param(
+            "{% for i in range(9999) %}{{ 'word' }}{% endfor %}",
+            "more than 10000",
+            id="output",
+        ),
+        pytest.param(
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}", "no template", id="class"
+        ),
         pytest.param("{{ messages.append(1) }}", "no template", id="change"),
-        pytest.param("{{ raise_exception.__globals__ }}x{{ y.z }}", "cannot render", id="globals"),
-        pytest.param("{{ cycler.__init__.__globals__.os.popen('id') }}", "no template", id="os"),
-        pytest.param("{{ '{0.__class__}'.format(1).x.y }}", "no template|cannot", id="format"),
+        pytest.param(
+            "{{ raise_exception.__globals__ }}x{{ y.z }}", "cannot render", id="globals"
+        ),
+        pytest.param(
+            "{{ cycler.__init__.__globals__.os.popen('id') }}", "no template", id="os"
+        ),
+        pytest.param(
+            "{{ '{0.__class__}'.format(1).x.y }}", "no template|cannot", id="format"
+        ),
         pytest.param("{% include '/etc/passwd' %}", "no loader", id="file"),
         pytest.param("{% if %}", "cannot render", id="syntax"),
         pytest.param("{{ raise_exception('no') }}", "TemplateError: no", id="refusal"),
-        pytest.param("{{" + "(" * 4000 + ")" * 4000 + "}}", "cannot render|ended", id="nesting"),
+        pytest.param(
+            "{{" + "(" * 4000 + ")" * 4000 + "}}", "cannot render|ended", id="nesting"
+        ),
     ],
 )
 def test_a_hostile_template_is_an_error(hostile: str, told: str) -> None:
@@ -82,7 +101,9 @@ def test_a_hostile_template_is_an_error(hostile: str, told: str) -> None:
     assert time.monotonic() - started < QUICK.time_s + 60
 
 
-def test_a_template_sees_no_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_template_sees_no_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "s3cret-value")
     monkeypatch.chdir(tmp_path)
     # would be imported in place of jinja2 by a process that looks at its folder

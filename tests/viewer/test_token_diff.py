@@ -52,7 +52,9 @@ def compared(size: int, monkeypatch: pytest.MonkeyPatch) -> int:
     one = np.random.default_rng(0).integers(0, 24, size).tolist()
     other = [25 if place % 10 == 9 else token for place, token in enumerate(one)]
     found = differing(one, other, letters)
-    assert [one[span.start : span.end] for span in found] == [[token] for token in one[9::10]]
+    assert [one[span.start : span.end] for span in found] == [
+        [token] for token in one[9::10]
+    ]
     return pairs
 
 
@@ -66,4 +68,9 @@ def test_a_text_of_twice_the_length_takes_twice_the_comparisons(
 
 def test_texts_without_a_common_stretch_are_one_difference() -> None:
     (found,) = differing([0, 1] * 1000, [2, 3] * 1000, letters)
-    assert (found.start, found.end, found.other_start, found.other_end) == (0, 2000, 0, 2000)
+    assert (found.start, found.end, found.other_start, found.other_end) == (
+        0,
+        2000,
+        0,
+        2000,
+    )

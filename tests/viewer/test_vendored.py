@@ -23,9 +23,13 @@ from tests.viewer.vendored import (
 
 
 @pytest.mark.parametrize(
-    ("folder", "files"), [(STATIC_VENDOR, FILES), (TESTS_VENDOR, TEST_FILES)], ids=["page", "tests"]
+    ("folder", "files"),
+    [(STATIC_VENDOR, FILES), (TESTS_VENDOR, TEST_FILES)],
+    ids=["page", "tests"],
 )
-def test_each_file_is_the_one_recorded(folder: Path, files: tuple[VendoredFile, ...]) -> None:
+def test_each_file_is_the_one_recorded(
+    folder: Path, files: tuple[VendoredFile, ...]
+) -> None:
     record = json.loads((folder / RECORD).read_text())
 
     names = {path.name for path in folder.iterdir()}
@@ -41,8 +45,16 @@ def test_each_file_is_the_one_recorded(folder: Path, files: tuple[VendoredFile, 
 def test_what_a_rewrite_leaves_alone_has_one_hash() -> None:
     record = json.loads((STATIC_VENDOR / RECORD).read_text())
 
-    changed = {n for n, entry in record.items() if entry["sha256_before"] != entry["sha256_after"]}
-    assert changed == {"preact.js", "hooks.js", "signals.js", "signals-core.js", "marked.js"}
+    changed = {
+        n for n, entry in record.items() if entry["sha256_before"] != entry["sha256_after"]
+    }
+    assert changed == {
+        "preact.js",
+        "hooks.js",
+        "signals.js",
+        "signals-core.js",
+        "marked.js",
+    }
 
 
 def test_the_modules_import_each_other_by_relative_path() -> None:

@@ -52,7 +52,13 @@ class TimedRun:
                 timings = {"step_at_s": 3.0, "step_s": 0.5}
                 turn = replace(played.turns[0], started_at=start, timings=timings)
                 times = {"started_at": start, "ended_at": start + 4 + rollout}
-                known = {"turns": (turn,), "stage": "rl", "reward": reward, **times, **fields}
+                known = {
+                    "turns": (turn,),
+                    "stage": "rl",
+                    "reward": reward,
+                    **times,
+                    **fields,
+                }
                 writer.write(replace(played, **known), step)
             if seal:
                 writer.seal(step)

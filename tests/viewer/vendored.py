@@ -42,7 +42,9 @@ FILES = (
     VendoredFile("preact", "11.2.0", "dist/preact.mjs", "preact.js"),
     VendoredFile("preact", "11.2.0", "hooks/dist/hooks.mjs", "hooks.js"),
     VendoredFile("htm", "3.1.1", "dist/htm.mjs", "htm.js"),
-    VendoredFile("@preact/signals-core", "1.14.5", "dist/signals-core.mjs", "signals-core.js"),
+    VendoredFile(
+        "@preact/signals-core", "1.14.5", "dist/signals-core.mjs", "signals-core.js"
+    ),
     VendoredFile("@preact/signals", "2.11.4", "dist/signals.mjs", "signals.js"),
     VendoredFile("uplot", "1.6.32", "dist/uPlot.esm.js", "uplot.js"),
     VendoredFile("uplot", "1.6.32", "dist/uPlot.min.css", "uplot.css"),
@@ -59,7 +61,9 @@ MODULES: Mapping[str, str] = {
 }
 """Each bare import of the files, and the path that takes its place."""
 
-_IMPORT = re.compile(r"""(?P<head>\bfrom\s*|\bimport\s*)(?P<quote>["'])(?P<module>[^"'\s]+)["']""")
+_IMPORT = re.compile(
+    r"""(?P<head>\bfrom\s*|\bimport\s*)(?P<quote>["'])(?P<module>[^"'\s]+)["']"""
+)
 _SOURCE_MAP = re.compile(r"\n?//# sourceMappingURL=\S+\s*$")
 
 
@@ -140,7 +144,9 @@ class _Package:
             except KeyError:
                 member = None
             if member is None:
-                raise VendorError(f"{self.archive.name} has no file {path!r}: correct FILES")
+                raise VendorError(
+                    f"{self.archive.name} has no file {path!r}: correct FILES"
+                )
             return member.read()
 
 
@@ -152,10 +158,17 @@ def _fetch(file: VendoredFile, scratch: Path) -> _Package:
         command = ["npm", "pack", "--silent", "--pack-destination", str(scratch), pin]
         try:
             subprocess.run(
-                command, check=True, capture_output=True, text=True, timeout=DEADLINE_S, cwd=scratch
+                command,
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                cwd=scratch,
             )
         except FileNotFoundError as error:
-            raise VendorError("fetching needs npm, which is not installed: install it") from error
+            raise VendorError(
+                "fetching needs npm, which is not installed: install it"
+            ) from error
         except subprocess.CalledProcessError as error:
             raise VendorError(f"npm pack {pin} failed: {error.stderr.strip()}") from error
         except subprocess.TimeoutExpired as error:

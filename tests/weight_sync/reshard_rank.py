@@ -49,7 +49,9 @@ class Received:
         self.count += incoming.numel() - outgoing.numel()
         return self._gather(incoming, outgoing)
 
-    def exchange(self, incoming: Any, outgoing: Any, *sizes: list[int], **group: Any) -> Any:
+    def exchange(
+        self, incoming: Any, outgoing: Any, *sizes: list[int], **group: Any
+    ) -> Any:
         # what the experts of a mixture exchange is within a group
         if not group:
             come, _ = sizes
@@ -77,11 +79,15 @@ def of_random_layouts(seed: int, dtype: torch.dtype, *, whole: bool) -> bool:
     ]
     made = Resharder(held[rank].values(), None if whole else wanted[rank], dtype, CPU)
     got = {part.block: part.tensor.clone() for part in made.run(parts)}
-    right = all(torch.equal(one, wholes[block.name][block.slices]) for block, one in got.items())
+    right = all(
+        torch.equal(one, wholes[block.name][block.slices]) for block, one in got.items()
+    )
     return right and set(got) == set(wanted[rank])
 
 
-def got_of(actor: Actor, wanted: Iterable[TensorSlice] | None) -> dict[TensorSlice, torch.Tensor]:
+def got_of(
+    actor: Actor, wanted: Iterable[TensorSlice] | None
+) -> dict[TensorSlice, torch.Tensor]:
     held = [part.block for part in actor.parts("bfloat16")]
     slices = None if wanted is None else list(wanted)
     made = Resharder(held, slices, torch.bfloat16, CPU)

@@ -110,7 +110,9 @@ def memories(outside: Sequence[Mapping[str, Tensor]]) -> dict[str, int]:
         storage = one.untyped_storage()
         if storage.data_ptr() not in left:
             shared = storage.is_shared()
-            name = storage._share_filename_cpu_()[1].decode() if shared else storage.data_ptr()
+            name = (
+                storage._share_filename_cpu_()[1].decode() if shared else storage.data_ptr()
+            )
             found[str(name)] = storage.nbytes()
     return found
 
@@ -170,7 +172,9 @@ def of_servers(place: DistSpec, tp: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"read": [], "lacks": lacks(held, wanted)}
     memory = Memory(server)
 
-    found["formula"] = lacks({ODD: held[ODD]}, [one for one in wanted if one.name == ODD]) + sum(
+    found["formula"] = lacks(
+        {ODD: held[ODD]}, [one for one in wanted if one.name == ODD]
+    ) + sum(
         TensorSlice.whole(name, shape).numel * share(name, place.world_size, tp)
         for name, shape in SHAPES.items()
         if name != ODD
@@ -178,7 +182,9 @@ def of_servers(place: DistSpec, tp: int, folder: Path) -> dict[str, Any]:
 
     def publish(version: int, engine: SGLangEngine | None) -> None:
         parts = [
-            WeightPart(one.name, one.shape, one.first, wholes(version)[one.name][one.slices])
+            WeightPart(
+                one.name, one.shape, one.first, wholes(version)[one.name][one.slices]
+            )
             for one in held.values()
         ]
         for _ in served.renew(parts, version):
@@ -199,10 +205,13 @@ def of_servers(place: DistSpec, tp: int, folder: Path) -> dict[str, Any]:
         if engine is None:
             return
         engine.resume()
-        sums = {name: tensor_checksum(name, tensor) for name, tensor in wholes(version).items()}
+        sums = {
+            name: tensor_checksum(name, tensor) for name, tensor in wholes(version).items()
+        }
         found["read"].append(engine.state.sent == sums)
         found["read"] += [
-            right(one, tensors, version) for one, tensors in zip(server.held, shards, strict=True)
+            right(one, tensors, version)
+            for one, tensors in zip(server.held, shards, strict=True)
         ]
         for one in server.held:
             one.clear()
@@ -216,7 +225,8 @@ def of_servers(place: DistSpec, tp: int, folder: Path) -> dict[str, Any]:
             # A server that started again is given the weights by its owner alone.
             sender.catch_up(engine.catch_up(2, engine.pool.servers[0]))
             found["read"] += [
-                right(one, tensors, 2) for one, tensors in zip(server.held, shards, strict=True)
+                right(one, tensors, 2)
+                for one, tensors in zip(server.held, shards, strict=True)
             ]
     else:
         publish(1, None)

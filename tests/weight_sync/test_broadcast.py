@@ -67,7 +67,9 @@ class Rank:
     def join(self, handler: Any) -> None:
         body = json.loads(handler.body)
         name = body["group_name"]
-        store: Any = dist.TCPStore(body["master_address"], body["master_port"], is_master=False)
+        store: Any = dist.TCPStore(
+            body["master_address"], body["master_port"], is_master=False
+        )
         for prefix in (name, f"{name}/", "cpu/"):  # as torch nests a group's keys
             store = dist.PrefixStore(prefix, store)
         self.joined.append(body["world_size"])
@@ -161,7 +163,11 @@ def test_rank_0_sends_what_all_ranks_hold_to_the_servers_of_another_process(
         assert engine.checksum() == weights.reference.checksum
     # one group for both versions
     assert [server.joined for server in servers] == [[3], [3]]
-    assert [method for method in ranks.called if method != "ended"] == ["open", "send", "send"]
+    assert [method for method in ranks.called if method != "ended"] == [
+        "open",
+        "send",
+        "send",
+    ]
 
 
 async def test_the_group_is_made_again_when_a_server_leaves_and_when_it_returns(
@@ -171,7 +177,9 @@ async def test_the_group_is_made_again_when_a_server_leaves_and_when_it_returns(
     engine, _ = build(servers[1].routes, sender=elsewhere(ranks), **servers[0].routes)
     await asyncio.to_thread(announce, engine, ranks.renew(1))
     servers[1].sick.append(True)
-    await until_async(lambda: [one.state for one in engine.pool.servers] == ["serving", "lost"])
+    await until_async(
+        lambda: [one.state for one in engine.pool.servers] == ["serving", "lost"]
+    )
     await asyncio.to_thread(announce, engine, ranks.renew(2))
     servers[1].sick.clear()
     await asyncio.to_thread(announce, engine, ranks.renew(3))
@@ -188,12 +196,16 @@ def test_weights_that_are_gone_when_they_are_sent_leave_no_server_waiting(
     weights = ranks.renew(2)
     ranks.renew(3)
     ranks.weights = weights
-    with pytest.raises(StaleWeightsError, match="version 2 was asked for, and the ranks serve 3"):
+    with pytest.raises(
+        StaleWeightsError, match="version 2 was asked for, and the ranks serve 3"
+    ):
         announce(engine, weights)
     assert server.received[NORM].tolist() == [1, 2, 3, 4]
 
 
-def test_nobody_can_take_the_port_between_its_choice_and_the_servers_joining(ranks: Ranks) -> None:
+def test_nobody_can_take_the_port_between_its_choice_and_the_servers_joining(
+    ranks: Ranks,
+) -> None:
     address = ranks.groups.open("group", 2, "gloo", 1.0, None)
     with pytest.raises(OSError, match="in use"), socket.create_server(address):
         pass
@@ -204,9 +216,13 @@ def test_an_address_at_which_the_sender_does_not_find_itself_is_named(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_root, "_CONNECT", timedelta(milliseconds=100))
-    engine, _ = build(sender=lambda: BroadcastSender(address="203.0.113.1"), **Rank().routes)
+    engine, _ = build(
+        sender=lambda: BroadcastSender(address="203.0.113.1"), **Rank().routes
+    )
     engine.pause("retract")
-    with pytest.raises(EngineError, match=r"broadcast_address='203\.0\.113\.1' must be an address"):
+    with pytest.raises(
+        EngineError, match=r"broadcast_address='203\.0\.113\.1' must be an address"
+    ):
         engine.begin_update(1)
 
 

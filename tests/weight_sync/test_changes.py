@@ -21,7 +21,9 @@ from tests.controller.tiny import actor_spec, engine_spec
 from tests.weight_sync.test_served_copy import WHOLES, Ranks, parts, renewed
 
 
-def moved(size: int, where: Any, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, PartBits]:
+def moved(
+    size: int, where: Any, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, PartBits]:
     """A tensor whose bits at some places are others than those of ones, and what is sent of it."""
     now = torch.ones(size, dtype=dtype)
     now[where] = -0.0
@@ -49,7 +51,9 @@ def applied(change: PartBits, to: Tensor) -> Tensor:
         (slice(7, None, 8), 5000 // 8),
     ],
 )
-def test_places_take_a_byte_a_change(dtype: torch.dtype, where: Any, num_places: int) -> None:
+def test_places_take_a_byte_a_change(
+    dtype: torch.dtype, where: Any, num_places: int
+) -> None:
     now, change = moved(5000, where, dtype)
     assert change.places is not None
     assert len(change.places) == num_places
@@ -91,7 +95,9 @@ def served(change: Any) -> tuple[Ranks, ServedWeights]:
     copies = ServedCopy(), ServedCopy()
     for rank, copy in enumerate(copies):
         renewed(copy, 1, parts(rank))
-        own = [replace(one, tensor=change(one.name, one.tensor.clone())) for one in parts(rank)]
+        own = [
+            replace(one, tensor=change(one.name, one.tensor.clone())) for one in parts(rank)
+        ]
         list(copy.renew(own, 2, changes=True))
     ranks = Ranks(*copies)
     places = tuple(copy.places() for copy in copies)
@@ -275,7 +281,9 @@ def test_a_worker_whose_engine_cannot_be_read_is_sent_what_changed_too(
 def test_a_renewal_that_broke_off_is_no_base(worker: Worker, host: EpisodeHost) -> None:
     trainer = Published(worker)
     sent(host, trainer.weights(1))
-    for _ in worker._served["actor"].renew(trainer.model.parts("bfloat16"), 2, changes=True):
+    for _ in worker._served["actor"].renew(
+        trainer.model.parts("bfloat16"), 2, changes=True
+    ):
         break
     weights = trainer.weights(3)
     assert weights.base is None

@@ -71,7 +71,9 @@ def server(folder: str) -> Mounted:
 
 @pytest.fixture
 def engine(folder: str, server: Mounted, place: EnginePlace) -> Iterator[SGLangEngine]:
-    with broken_server({f"/{name}": does for name, does in server.routes.items()}) as running:
+    with broken_server(
+        {f"/{name}": does for name, does in server.routes.items()}
+    ) as running:
         spec = SGLangEngineSpec(
             urls=(running.url,),
             weight_sync="disk",
@@ -130,7 +132,9 @@ def test_a_torn_upload_serves_nobody_and_the_next_replaces_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(fs), "open", full)
-        with pytest.raises(StoreError, match=r"version-000002/model-00001\.safetensors could not"):
+        with pytest.raises(
+            StoreError, match=r"version-000002/model-00001\.safetensors could not"
+        ):
             publish(engine, 2, 2, 2, 2, 2)
     assert versions(folder) == ["version-000001", "version-000002"]
     # what it served before goes on to be served
@@ -147,7 +151,9 @@ def test_a_mount_that_does_not_show_what_was_written_is_named(
     engine: SGLangEngine, server: Mounted
 ) -> None:
     server.finds_nothing = True
-    with pytest.raises(EngineError, match=r"no such folder.* weights_mount must show at once"):
+    with pytest.raises(
+        EngineError, match=r"no such folder.* weights_mount must show at once"
+    ):
         publish(engine, 1, 1, 1, 1, 1)
 
 
@@ -187,7 +193,9 @@ def test_an_older_version_that_cannot_be_removed_stays_until_the_next_update(
         patch.setattr(kind, "rm", kept)
         publish(engine, 2, 2, 2, 2, 2)
     assert (engine.health().state, engine.health().policy_version) == ("serving", 2)
-    [row] = [row for row in caplog.records if getattr(row, "event", "") == "old_weights_stay"]
+    [row] = [
+        row for row in caplog.records if getattr(row, "event", "") == "old_weights_stay"
+    ]
     assert "version-000001 could not be removed: not allowed" in row.message
     assert versions(folder) == ["version-000001", "version-000002"]
     publish(engine, 3, 3, 3, 3, 3)
@@ -218,13 +226,18 @@ def test_a_version_may_have_several_files(
             {"weights_folder": "/w", "weights_mount": "s3://m"},
             "weights_mount must be an absolute path",
         ),
-        ({"weights_mount": "/m"}, "weights_mount needs weights_folder, got '/m' without it"),
+        (
+            {"weights_mount": "/m"},
+            "weights_mount needs weights_folder, got '/m' without it",
+        ),
         (
             {"weights_folder": "/w", "weight_sync": "http"},
             "weights_folder needs weight_sync=disk, got '/w' without it; set it, or leave",
         ),
     ],
 )
-def test_a_folder_that_servers_would_not_find_is_named(settings: dict[str, Any], said: str) -> None:
+def test_a_folder_that_servers_would_not_find_is_named(
+    settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         SGLangEngineSpec(**{"weight_sync": "disk", **settings})

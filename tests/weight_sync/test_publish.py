@@ -49,7 +49,9 @@ def change(actor: Actor) -> None:
 
 
 @pytest.mark.invariant
-async def test_the_engine_serves_what_the_trainer_has(actor: Actor, engine: TorchEngine) -> None:
+async def test_the_engine_serves_what_the_trainer_has(
+    actor: Actor, engine: TorchEngine
+) -> None:
     before = await engine.generate(request())
     change(actor)
     report = publish_in_process(actor, engine, 4)
@@ -57,7 +59,10 @@ async def test_the_engine_serves_what_the_trainer_has(actor: Actor, engine: Torc
     assert engine.checksum() == actor.checksum()
     assert report.tensors == len(actor.checksum())
     after = await engine.generate(request())
-    assert [segment.policy_version for segment in (*before.segments, *after.segments)] == [0, 4]
+    assert [segment.policy_version for segment in (*before.segments, *after.segments)] == [
+        0,
+        4,
+    ]
     assert concat_ids(before.segments).tolist() != concat_ids(after.segments).tolist()
 
 
@@ -173,14 +178,20 @@ async def test_a_server_whose_probe_differs_is_named_and_the_engine_answers_noth
     ) as caught:
         publish_in_process(actor, Scores(engine, alter), 4)  # type: ignore[arg-type]
     assert not caught.value.retryable
-    assert [row.event for row in caplog.records if hasattr(row, "event")] == ["weights_differ"]
+    assert [row.event for row in caplog.records if hasattr(row, "event")] == [
+        "weights_differ"
+    ]
     assert engine.health().state == "closed"
     await refuses(engine)
 
 
-async def test_weights_that_are_not_finite_are_named(actor: Actor, engine: TorchEngine) -> None:
+async def test_weights_that_are_not_finite_are_named(
+    actor: Actor, engine: TorchEngine
+) -> None:
     with torch.no_grad():
-        dict(actor.backend.model.hf.named_parameters())["model.norm.weight"][5] = float("nan")
+        dict(actor.backend.model.hf.named_parameters())["model.norm.weight"][5] = float(
+            "nan"
+        )
     with pytest.raises(
         TrainingError,
         match=r"NaN or infinite in 1 of \d+ tensors, first 'model\.norm\.weight' \(1 of \d+ num",
@@ -207,7 +218,9 @@ def test_the_probe_agrees_with_the_trainer_within_rounding(
     np.testing.assert_allclose(scored, probe.logprobs, atol=1e-4)
 
 
-async def test_a_tensor_that_is_lost_tears_the_engine(actor: Actor, engine: TorchEngine) -> None:
+async def test_a_tensor_that_is_lost_tears_the_engine(
+    actor: Actor, engine: TorchEngine
+) -> None:
     def lose(put: Any, name: str, tensor: torch.Tensor) -> None:
         if name != "model.norm.weight":
             put(name, tensor)

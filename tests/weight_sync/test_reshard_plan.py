@@ -92,14 +92,19 @@ def test_names_of_single_ranks_stand_between_those_of_all() -> None:
     def own(*names: str) -> dict[str, TensorSlice]:
         return {name: TensorSlice.whole(name, (2,)) for name in names}
 
-    held = [own("first", "expert 0", "last", "end 0"), own("first", "expert 1", "last", "end 1")]
+    held = [
+        own("first", "expert 0", "last", "end 0"),
+        own("first", "expert 1", "last", "end 1"),
+    ]
     (bucket,) = plan_buckets(held, [[], []], 10**6)
     assert bucket.names == ("first", "expert 0", "expert 1", "last", "end 0", "end 1")
 
 
 def test_what_nobody_holds_is_named() -> None:
     held = by_rows("w", (4, 2), 2)
-    with pytest.raises(EngineError, match=r"wants 'v', which the trainer has not; .* model\.path"):
+    with pytest.raises(
+        EngineError, match=r"wants 'v', which the trainer has not; .* model\.path"
+    ):
         plan_buckets(held, [[TensorSlice.whole("v", (4,))], []], 10)
     taller = TensorSlice.whole("w", (6, 2))
     with pytest.raises(EngineError, match=r"no rank holds \(2, 2\) at \(4, 0\) of 'w'"):
@@ -111,7 +116,10 @@ def random_case(rng: random.Random, ranks: int) -> tuple[Held, Wanted]:
     held: Held = [{} for _ in range(ranks)]
     wanted: Wanted = [[] for _ in range(ranks)]
     for number in range(rng.randrange(1, 6)):
-        name, shape = str(number), tuple(rng.randrange(1, 9) for _ in range(rng.randrange(1, 4)))
+        name, shape = (
+            str(number),
+            tuple(rng.randrange(1, 9) for _ in range(rng.randrange(1, 4))),
+        )
         whole, dim = TensorSlice.whole(name, shape), rng.randrange(len(shape))
         kind = rng.choice(("divided", "whole", "of one", "replicas"))
         parts = ranks if kind != "replicas" or ranks % 2 else ranks // 2
@@ -171,7 +179,11 @@ def test_every_wish_is_made_up_of_what_ranks_hold_each_number_once(seed: int) ->
 
 def hold_within(bucket: Bucket, ranks: int, size: int) -> None:
     """A bucket above the size has blocks of a few numbers, which cannot be divided further."""
-    away = [move for move in bucket.moves if bucket.way == "gather" or move.source != move.target]
+    away = [
+        move
+        for move in bucket.moves
+        if bucket.way == "gather" or move.source != move.target
+    ]
     sent, got = Counter[int](), Counter[int]()
     for move in away:
         sent[move.source] += move.block.numel

@@ -78,7 +78,8 @@ def served(dtype: torch.dtype = torch.float32) -> tuple[Ranks, ServedWeights]:
     copies = ServedCopy(), ServedCopy()
     for rank, copy in enumerate(copies):
         cast = [
-            WeightPart(one.name, one.shape, one.first, one.tensor.to(dtype)) for one in parts(rank)
+            WeightPart(one.name, one.shape, one.first, one.tensor.to(dtype))
+            for one in parts(rank)
         ]
         renewed(copy, 1, cast)
     ranks = Ranks(*copies)
@@ -88,7 +89,9 @@ def served(dtype: torch.dtype = torch.float32) -> tuple[Ranks, ServedWeights]:
 
 
 def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(torch.equal(found[n], wanted[n]) for n in wanted)
+    return found.keys() == wanted.keys() and all(
+        torch.equal(found[n], wanted[n]) for n in wanted
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -121,16 +124,22 @@ def test_all_ranks_together_keep_the_model_once() -> None:
     assert kept == sum(whole.nbytes for whole in WHOLES.values())
 
 
-def test_a_step_of_the_trainer_changes_nothing_and_the_next_version_takes_the_same_memory() -> None:
+def test_a_step_of_the_trainer_changes_nothing_and_the_next_version_takes_the_same_memory() -> (
+    None
+):
     ranks, weights = served()
     (first, *_), copy = parts(0), ranks.copies[0]
     trained = first.tensor.clone()
-    (own, *_) = renewed(copy, 2, [WeightPart(first.name, first.shape, first.first, trained)])
+    (own, *_) = renewed(
+        copy, 2, [WeightPart(first.name, first.shape, first.first, trained)]
+    )
     trained += 1
     assert torch.equal(own.tensor, first.tensor)
     (again, *_) = renewed(copy, 3, parts(0, add=1))
     assert again.tensor.data_ptr() == own.tensor.data_ptr()
-    with pytest.raises(StaleWeightsError, match="version 1 was asked for, and the ranks serve 3"):
+    with pytest.raises(
+        StaleWeightsError, match="version 1 was asked for, and the ranks serve 3"
+    ):
         dict(weights.tensors())
 
 

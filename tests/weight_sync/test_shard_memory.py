@@ -32,11 +32,16 @@ MODEL_BYTES = 4 * sum(map(math.prod, SHAPES.values()))
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.wide)]
+    "size",
+    [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.wide)],
 )
-def test_each_rank_writes_its_own_part_and_the_server_reads_all(size: int, tmp_path: Path) -> None:
+def test_each_rank_writes_its_own_part_and_the_server_reads_all(
+    size: int, tmp_path: Path
+) -> None:
     run_ranks("tests.weight_sync.shard_memory_rank", size, str(tmp_path))
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(size)]
+    ranks = [
+        torch.load(tmp_path / f"rank{rank}.pt", weights_only=False) for rank in range(size)
+    ]
     for tp in (2, 4)[: size // 2]:
         of_tp = [own[tp] for own in ranks]
         owners = [own for own in of_tp if "layout" in own]
@@ -66,10 +71,15 @@ def test_each_rank_writes_its_own_part_and_the_server_reads_all(size: int, tmp_p
 def test_a_block_of_two_ranks_counts_once_and_must_be_the_same() -> None:
     whole = torch.arange(24.0).view(4, 6)
 
-    def sums(*places: tuple[int, int, int], off: float = 0) -> dict[TensorSlice, torch.Tensor]:
+    def sums(
+        *places: tuple[int, int, int], off: float = 0
+    ) -> dict[TensorSlice, torch.Tensor]:
         parts = [
             WeightPart(
-                "w", (4, 6), (row, column), whole[row : row + 2, column : column + size] + off
+                "w",
+                (4, 6),
+                (row, column),
+                whole[row : row + 2, column : column + size] + off,
             )
             for row, column, size in places
         ]
@@ -77,7 +87,9 @@ def test_a_block_of_two_ranks_counts_once_and_must_be_the_same() -> None:
 
     ranks = [sums((0, 0, 6)), sums((0, 0, 6), (2, 0, 3)), sums((2, 3, 3))]
     assert written_checksums(ranks, "float32") == {"w": tensor_checksum("w", whole)}
-    with pytest.raises(EngineError, match="ranks wrote 'w' with other bits than each other"):
+    with pytest.raises(
+        EngineError, match="ranks wrote 'w' with other bits than each other"
+    ):
         written_checksums([ranks[0], sums((0, 0, 6), off=1)], "float32")
 
 
@@ -107,7 +119,10 @@ def test_an_update_that_no_server_heard_of_is_given_up(place: EnginePlace) -> No
                     session.commit()
                 # what it served goes on to be served
                 engine.resume()
-                assert (engine.health().state, engine.health().policy_version) == ("serving", 0)
+                assert (engine.health().state, engine.health().policy_version) == (
+                    "serving",
+                    0,
+                )
             finally:
                 engine.close()
     finally:

@@ -60,7 +60,9 @@ def place(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> EnginePlace:
     own = {"model_type": "qwen2", "intermediate_size": 64, "num_key_value_heads": 2}
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG | own))
     save_file(tensors, tmp_path / "model" / "model.safetensors")
-    return EnginePlace(str(tmp_path / "model"), str(tmp_path / "servers"), context_tokens=64)
+    return EnginePlace(
+        str(tmp_path / "model"), str(tmp_path / "servers"), context_tokens=64
+    )
 
 
 class Reader:
@@ -93,7 +95,9 @@ class Reader:
         DONE(handler)
 
 
-def publish(engine: Any, version: int, tensors: dict[str, torch.Tensor], names: Any) -> None:
+def publish(
+    engine: Any, version: int, tensors: dict[str, torch.Tensor], names: Any
+) -> None:
     engine.pause("retract")
     session = engine.begin_update(version)
     for name in names:
@@ -132,15 +136,25 @@ def test_each_rank_holds_its_part_under_the_servers_names(
                 "model.embed_tokens.weight": padded.chunk(2)[rank],
                 "model.norm.weight": whole["model.norm.weight"],
                 "input_layernorm.weight": whole["input_layernorm.weight"],
-                "self_attn.o_proj.weight": whole["self_attn.o_proj.weight"].chunk(2, 1)[rank],
+                "self_attn.o_proj.weight": whole["self_attn.o_proj.weight"].chunk(2, 1)[
+                    rank
+                ],
                 "mlp.down_proj.weight": whole["mlp.down_proj.weight"].chunk(2, 1)[rank],
                 **{
                     f"{fused}.{kind}": torch.cat(
                         [whole[f"{part}_proj.{kind}"].chunk(2)[rank] for part in parts]
                     )
                     for fused, parts, kind in (
-                        ("self_attn.qkv_proj", [f"self_attn.{one}" for one in "qkv"], "weight"),
-                        ("self_attn.qkv_proj", [f"self_attn.{one}" for one in "qkv"], "bias"),
+                        (
+                            "self_attn.qkv_proj",
+                            [f"self_attn.{one}" for one in "qkv"],
+                            "weight",
+                        ),
+                        (
+                            "self_attn.qkv_proj",
+                            [f"self_attn.{one}" for one in "qkv"],
+                            "bias",
+                        ),
                         ("mlp.gate_up_proj", ["mlp.gate", "mlp.up"], "weight"),
                     )
                 },
@@ -171,7 +185,9 @@ def test_too_little_shared_memory_is_named_before_a_server_hears_of_the_update(
     engine.pause("retract")
     with monkeypatch.context() as patched:
         patched.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=64))
-        with pytest.raises(MachineError, match=r"/dev/shm has 0 MiB free.*set weight_sync=http"):
+        with pytest.raises(
+            MachineError, match=r"/dev/shm has 0 MiB free.*set weight_sync=http"
+        ):
             engine.begin_update(1)
     assert engine.health().state == "paused"
     publish(engine, 1, tensors, tensors)
@@ -194,14 +210,17 @@ def test_a_tensor_that_has_not_changed_is_sent_with_what_lies_beside_it_alone(
             held.clear()
         version = engine.info().policy_version + 1
         tensors = {
-            name: own + 1 if name == f"{LAYER}.{changed}" else own for name, own in tensors.items()
+            name: own + 1 if name == f"{LAYER}.{changed}" else own
+            for name, own in tensors.items()
         }
         publish(engine, version, tensors, tensors)
         assert [set(held) for held in server.held] == [sent, sent]
         assert server.labels[-1] == engine.state.labels.label(version)
 
 
-def test_released_weights_are_sent_whole(build: Build, tensors: dict[str, torch.Tensor]) -> None:
+def test_released_weights_are_sent_whole(
+    build: Build, tensors: dict[str, torch.Tensor]
+) -> None:
     server = Reader(1)
     memory = {"release_memory_occupation": DONE, "resume_memory_occupation": DONE}
     engine, _ = build(sender=SharedMemorySender, **server.routes, **memory)
@@ -243,7 +262,9 @@ def placed(
 
 def small(dtype: str) -> dict[str, torch.Tensor]:
     shapes = {"a.weight": (3, 5), "b.bias": (7,), "c": (2, 2, 2)}
-    return {name: torch.randn(shape).to(getattr(torch, dtype)) for name, shape in shapes.items()}
+    return {
+        name: torch.randn(shape).to(getattr(torch, dtype)) for name, shape in shapes.items()
+    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -335,9 +356,16 @@ def test_weights_on_a_gpu_are_read_where_they_lie(
         engine, _ = build(sender=lambda: sender, **server.routes)
         for version in (1, 2):
             tensors = {name: own + 1 for name, own in tensors.items()}
-            publish(engine, version, {name: own.cuda() for name, own in tensors.items()}, tensors)
+            publish(
+                engine,
+                version,
+                {name: own.cuda() for name, own in tensors.items()},
+                tensors,
+            )
             assert server.devices == {"cuda:0"}
-            assert all(torch.equal(server.held[0][name], own) for name, own in tensors.items())
+            assert all(
+                torch.equal(server.held[0][name], own) for name, own in tensors.items()
+            )
             # What an update took is given back.
             assert not sender.memory(0).numel()
         assert process.stdin is not None

@@ -61,7 +61,8 @@ class CompletionAnswer(Answer):
             max_tokens=whole_number("max_tokens", limit),
             stop=stop_strings("stop", [stop] if isinstance(stop, str) else stop),
             logprobs=flag(given, "logprobs"),
-            stream_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
+            stream_usage=isinstance(options, Mapping)
+            and options.get("include_usage") is True,
         )
 
     def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
@@ -86,7 +87,9 @@ class CompletionAnswer(Answer):
         """The events after the last delta."""
         yield self._chunk({}, stream.logprobs(turn), _finish_reason(turn))
         if self.chat.stream_usage:
-            yield sse_event(self._object("chat.completion.chunk", choices=[], usage=_usage(turn)))
+            yield sse_event(
+                self._object("chat.completion.chunk", choices=[], usage=_usage(turn))
+            )
         yield "data: [DONE]\n\n"
 
     def _chunk(
@@ -96,7 +99,12 @@ class CompletionAnswer(Answer):
         finish_reason: str | None = None,
     ) -> str:
         entries = self._logprobs(logprobs) if logprobs else None
-        choice = {"index": 0, "delta": delta, "logprobs": entries, "finish_reason": finish_reason}
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": entries,
+            "finish_reason": finish_reason,
+        }
         return sse_event(self._object("chat.completion.chunk", choices=[choice]))
 
     def _logprobs(self, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -82,7 +82,11 @@ class AnswerConstraints:
             tool = f"the tool {self.allowed[0]}"
         elif self.allowed:
             tool = f"one of the tools {', '.join(self.allowed)}"
-        return f"Call {tool}." if self.calls == "required" else f"You may call {tool}, or answer."
+        return (
+            f"Call {tool}."
+            if self.calls == "required"
+            else f"You may call {tool}, or answer."
+        )
 
     def violations(self, action: Action, offered: Sequence[str]) -> list[str]:
         """The constraints that an answer's calls violate; ``schema_fault`` checks its text.
@@ -104,7 +108,9 @@ class AnswerConstraints:
             found.append(f"called {', '.join(wrong)}, which may not be called")
         return found
 
-    def visible(self, action: Action, as_text: Message) -> tuple[Message, tuple[ToolCall, ...]]:
+    def visible(
+        self, action: Action, as_text: Message
+    ) -> tuple[Message, tuple[ToolCall, ...]]:
         """The message that the client gets, and the calls that are hidden from it.
 
         Args:
@@ -170,4 +176,8 @@ def _fault(schema: str, text: str) -> str:
     if not rules:
         return ""
     first = rules[0]
-    return first.message if first.is_slow else f"{first.json_path} breaks the rule {first.keyword}"
+    return (
+        first.message
+        if first.is_slow
+        else f"{first.json_path} breaks the rule {first.keyword}"
+    )

@@ -65,7 +65,14 @@ class Answer(ABC):
     def error_body(error: PolicyApiError) -> dict[str, Any]:
         """An error in the dialect's shape; this one is OpenAI's."""
         kind = "invalid_request_error" if error.status < 500 else "server_error"
-        return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}
+        return {
+            "error": {
+                "message": str(error),
+                "type": kind,
+                "param": None,
+                "code": error.code,
+            }
+        }
 
     # Most dialects have the client send its whole conversation.
     def record(self, turn: TurnResult) -> None:  # noqa: B027

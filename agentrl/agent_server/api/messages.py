@@ -122,17 +122,26 @@ class MessageAnswer(Answer):
         too_long = "prompt is too long: " if error.code == CONTEXT_EXCEEDED else ""
         return {
             "type": "error",
-            "error": {"type": _ERRORS.get(error.status, kind), "message": f"{too_long}{error}"},
+            "error": {
+                "type": _ERRORS.get(error.status, kind),
+                "message": f"{too_long}{error}",
+            },
         }
 
     def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
         """The whole answer: the ``message`` object."""
-        return {**self._head(to_blocks(turn.action.message)), **_end(turn), "usage": _usage(turn)}
+        return {
+            **self._head(to_blocks(turn.action.message)),
+            **_end(turn),
+            "usage": _usage(turn),
+        }
 
     def opening(self) -> Iterator[str]:
         """The events before the first token."""
         usage = {"input_tokens": 0, "output_tokens": 0}
-        yield sse_event({"type": "message_start", "message": {**self._head([]), "usage": usage}})
+        yield sse_event(
+            {"type": "message_start", "message": {**self._head([]), "usage": usage}}
+        )
 
     def delta(self, delta: Mapping[str, Any], stream: StreamWriter) -> Iterator[str]:
         """The events of a delta in the shape of chat completions."""
@@ -143,14 +152,18 @@ class MessageAnswer(Answer):
         for call in delta.get("tool_calls", ()):
             name, arguments = call["function"]["name"], call["function"]["arguments"]
             yield from self._close()
-            yield self._start({"type": "tool_use", "id": call["id"], "name": name, "input": {}})
+            yield self._start(
+                {"type": "tool_use", "id": call["id"], "name": name, "input": {}}
+            )
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
             yield from self._close()
 
     def closing(self, turn: TurnResult, stream: StreamWriter) -> Iterator[str]:
         """The events after the last delta."""
         yield from self._close()
-        yield sse_event({"type": "message_delta", "delta": _end(turn), "usage": _usage(turn)})
+        yield sse_event(
+            {"type": "message_delta", "delta": _end(turn), "usage": _usage(turn)}
+        )
         yield sse_event({"type": "message_stop"})
 
     def _text(self, kind: str, text: str) -> Iterator[str]:
@@ -164,7 +177,9 @@ class MessageAnswer(Answer):
         self._open = block["type"]
         index = self._num_blocks
         self._num_blocks += 1
-        return sse_event({"type": "content_block_start", "index": index, "content_block": block})
+        return sse_event(
+            {"type": "content_block_start", "index": index, "content_block": block}
+        )
 
     def _delta(self, delta: dict[str, Any]) -> str:
         index = self._num_blocks - 1

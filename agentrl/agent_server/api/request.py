@@ -21,8 +21,20 @@ from agentrl.types.user_code.values import finite_number, shown
 SAMPLING = frozenset({"temperature", "top_p", "seed"})
 _NOTED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "client_metadata"}
-    | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_control"}
-    | {"reasoning_effort", "verbosity", "prediction", "reasoning", "truncation", "max_tool_calls"}
+    | {
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "cache_control",
+    }
+    | {
+        "reasoning_effort",
+        "verbosity",
+        "prediction",
+        "reasoning",
+        "truncation",
+        "max_tool_calls",
+    }
     | {"thinking", "context_management", "effort", "top_k"}
 )
 _CONVERSATION = frozenset(
@@ -170,7 +182,9 @@ def listed(given: Mapping[str, Any], name: str) -> list[Any]:
 
 def stop_strings(name: str, value: Any) -> tuple[str, ...]:
     """The strings that end a completion."""
-    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+    if not isinstance(value, list) or not all(
+        isinstance(text, str) and text for text in value
+    ):
         raise bad_request(f"{name} must be text or a list of texts, got {noted(value)!r}")
     return tuple(value)
 
@@ -185,7 +199,9 @@ def whole_number(name: str, value: Any) -> int | None:
 def number_of(name: str, value: Any) -> float:
     """A number that is no bool, and that a float can hold."""
     if type(value) not in (int, float) or finite_number(value) is None:
-        raise bad_request(f"{name} must be a number that a float can hold, got {shown(value)}")
+        raise bad_request(
+            f"{name} must be a number that a float can hold, got {shown(value)}"
+        )
     return value  # type: ignore[no-any-return]
 
 

@@ -39,7 +39,13 @@ _TAKEN = frozenset(
 )
 _LOGPROBS = "message.output_text.logprobs"
 _ECHOED = frozenset(
-    {"instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id"}
+    {
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "previous_response_id",
+    }
     | {"reasoning", "parallel_tool_calls", "temperature", "text", "tool_choice", "tools"}
     | {"top_p", "truncation", "user"}
 )
@@ -60,7 +66,11 @@ def _thread(
             )
         earlier = threads[str(previous)]
     said = given.get("input", [])
-    items = [{"role": "user", "content": said}] if isinstance(said, str) else listed(given, "input")
+    items = (
+        [{"role": "user", "content": said}]
+        if isinstance(said, str)
+        else listed(given, "input")
+    )
     return (*earlier, *from_items(items, "input"))
 
 
@@ -101,7 +111,9 @@ class ResponseAnswer(Answer):
         self.id = f"resp_{self._name}"
         self._created = int(time.time())
         echoed = asked.body.keys() & _ECHOED
-        self._echoed = {name: asked.body[name] for name in echoed if asked.body[name] is not None}
+        self._echoed = {
+            name: asked.body[name] for name in echoed if asked.body[name] is not None
+        }
         self._numbers = itertools.count()
         # The streamed items so far, and the index of each whose text may go on, by its type.
         self._items: list[dict[str, Any]] = []
@@ -174,7 +186,11 @@ class ResponseAnswer(Answer):
     def failure(self, error: PolicyApiError) -> str:
         """The event that ends a turn which failed after its stream had started."""
         return self._event(
-            "error", code=error.code, message=str(error), param=None, **self.error_body(error)
+            "error",
+            code=error.code,
+            message=str(error),
+            param=None,
+            **self.error_body(error),
         )
 
     def _text(self, kind: str, text: str, **more: Any) -> Iterator[str]:
@@ -184,7 +200,10 @@ class ResponseAnswer(Answer):
             yield self._added(make_item(f"{name}_{self._name}", ""), content=[])
             empty = self._items[index]["content"][0]
             yield self._event(
-                "response.content_part.added", **self._place(index), content_index=0, part=empty
+                "response.content_part.added",
+                **self._place(index),
+                content_index=0,
+                part=empty,
             )
         self._items[index]["content"][0]["text"] += text
         if text:

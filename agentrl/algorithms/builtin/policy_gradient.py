@@ -91,7 +91,9 @@ def after_step(
 ) -> AlgorithmState:
     """The state with the KL's coefficient and the correction for the next step."""
     if settings.kl_target is not None:
-        state = adapted_kl(state, stats, target=settings.kl_target, horizon=settings.kl_horizon)
+        state = adapted_kl(
+            state, stats, target=settings.kl_target, horizon=settings.kl_horizon
+        )
     if settings.chooses_correction:
         state = next_correction(state, stats, settings=settings.rollout_correction)
     return state

@@ -14,7 +14,11 @@ from agentrl.algorithms.functions.losses import (
     imitation_loss,
 )
 from agentrl.algorithms.functions.returns import critic_advantages
-from agentrl.algorithms.settings.policy_gradient import PFPPOSettings, PPOSettings, VAPOSettings
+from agentrl.algorithms.settings.policy_gradient import (
+    PFPPOSettings,
+    PPOSettings,
+    VAPOSettings,
+)
 from agentrl.types import Batch, SegmentKind
 from agentrl.types.arrays import Bools
 

@@ -19,7 +19,9 @@ from agentrl.algorithms.settings.policy_gradient import (
 )
 
 
-def make_reinforce_plus_plus(name: str, settings: ReinforcePlusPlusSettings) -> AlgorithmSpec:
+def make_reinforce_plus_plus(
+    name: str, settings: ReinforcePlusPlusSettings
+) -> AlgorithmSpec:
     """REINFORCE++ with ``settings``; the KL to the reference is taken off each token's reward."""
     spec = policy_gradient(
         name,
@@ -57,7 +59,9 @@ def make_distillation(name: str, settings: DistillationSettings) -> AlgorithmSpe
     return replace(spec, keep_group=keep_all, advantages=reverse_kl_advantages)
 
 
-def _with_returns(spec: AlgorithmSpec, settings: KLInReward, *, discount: float) -> AlgorithmSpec:
+def _with_returns(
+    spec: AlgorithmSpec, settings: KLInReward, *, discount: float
+) -> AlgorithmSpec:
     """The advantage of a token is its return, with the KL off its reward. A return goes on into the
     trajectory's next sample."""
     advantages = bound(return_advantages, settings, discount=discount)

@@ -12,7 +12,13 @@ from agentrl.algorithms.functions.losses import (
     imitation_loss,
 )
 from agentrl.algorithms.functions.reductions import pair_mean, reduction_of
-from agentrl.algorithms.records import AlgorithmState, Credit, FilterResult, GroupSummary, Rewards
+from agentrl.algorithms.records import (
+    AlgorithmState,
+    Credit,
+    FilterResult,
+    GroupSummary,
+    Rewards,
+)
 from agentrl.algorithms.settings.base import RewardModelSettings, SFTSettings
 from agentrl.types import SegmentKind
 

@@ -70,7 +70,9 @@ def rollout_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> 
     return Correction(weight, stats_of(stats))
 
 
-def chosen_correction(inputs: PolicyInputs, *, settings: RolloutCorrection) -> Correction | None:
+def chosen_correction(
+    inputs: PolicyInputs, *, settings: RolloutCorrection
+) -> Correction | None:
     """``rollout_correction`` where level ``auto`` corrects this step, or tokens may be rejected."""
     if not (inputs.state.get(CORRECTED) or settings.is_active):
         return None
@@ -91,7 +93,12 @@ def next_correction(
         settings: with the bound.
     """
     found = stats.get("mismatch/engine/logp_abs")
-    if state.get(CORRECTED) or found is None or not found.count or found.mean <= settings.above:
+    if (
+        state.get(CORRECTED)
+        or found is None
+        or not found.count
+        or found.mean <= settings.above
+    ):
         return state
     logger.warning(
         "The sampler's logprobs are %.3g nats from the trainer's on average, more than "

@@ -6,7 +6,13 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.algorithms.records import AlgorithmState, Credit, FilterResult, GroupSummary, Rewards
+from agentrl.algorithms.records import (
+    AlgorithmState,
+    Credit,
+    FilterResult,
+    GroupSummary,
+    Rewards,
+)
 from agentrl.errors import RewardError
 from agentrl.types.arrays import F64, I64
 
@@ -190,7 +196,9 @@ def step_advantages(rewards: Rewards, *, discount: float, scale: bool, eps: floa
     returns = turn_returns(rewards, discount=discount)
     # Beside int64, numpy would make float64 of the keys, and one of keys that lie close.
     group = rewards.group[rewards.turn_trajectory].astype(np.uint64)
-    found = compared(returns, np.stack([group, rewards.state_key], axis=1), scale=scale, eps=eps)
+    found = compared(
+        returns, np.stack([group, rewards.state_key], axis=1), scale=scale, eps=eps
+    )
     return np.where(rewards.state_key == 0, 0.0, found)
 
 
@@ -213,7 +221,9 @@ def group_relative_credit(
     std_eps: float,
 ) -> Credit:
     """A trajectory's credit is its advantage over its group; turns get none of their own."""
-    own = group_advantages(rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=std_eps)
+    own = group_advantages(
+        rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=std_eps
+    )
     return Credit(own, np.zeros(rewards.turn_reward.shape))
 
 
@@ -250,7 +260,9 @@ def greedy_baseline_credit(rewards: Rewards, state: AlgorithmState) -> Credit:
         ValueError: a group has no greedy rollout.
     """
     if rewards.baseline is None:
-        raise ValueError("rewards.baseline is missing: a group of the batch has no greedy rollout")
+        raise ValueError(
+            "rewards.baseline is missing: a group of the batch has no greedy rollout"
+        )
     finite_rewards(rewards.reward, "rewards")
     finite_rewards(rewards.baseline, "rewards of greedy rollouts")
     return Credit(rewards.reward - rewards.baseline, np.zeros(rewards.turn_reward.shape))
@@ -268,8 +280,12 @@ def group_in_group_credit(
     """A trajectory's advantage over its group, and each turn's among those that began in the same
     state (arXiv:2505.10978, eq. 8).
     """
-    own = group_advantages(rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=std_eps)
-    steps = step_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=std_eps)
+    own = group_advantages(
+        rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=std_eps
+    )
+    steps = step_advantages(
+        rewards, discount=discount, scale=scale_rewards == "std", eps=std_eps
+    )
     return Credit(own, step_weight * steps)
 
 
@@ -282,7 +298,9 @@ def turn_level_credit(
     std_eps: float,
 ) -> Credit:
     """Turns get their advantages among turns of the same number; trajectories none of their own."""
-    turns = turn_advantages(rewards, discount=discount, scale=scale_rewards == "std", eps=std_eps)
+    turns = turn_advantages(
+        rewards, discount=discount, scale=scale_rewards == "std", eps=std_eps
+    )
     return Credit(np.zeros(rewards.reward.shape), turns)
 
 

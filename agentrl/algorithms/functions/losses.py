@@ -77,10 +77,14 @@ def clipped_policy_loss(
         ValueError: there are no advantages.
     """
     ratio = _ratio(inputs)
-    return _clipped(inputs, ratio, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual)
+    return _clipped(
+        inputs, ratio, clip_low=clip_low, clip_high=clip_high, clip_dual=clip_dual
+    )
 
 
-def sequence_policy_loss(inputs: PolicyInputs, *, clip_low: float, clip_high: float) -> TokenLoss:
+def sequence_policy_loss(
+    inputs: PolicyInputs, *, clip_low: float, clip_high: float
+) -> TokenLoss:
     """GSPO's: the ratio is the geometric mean of a sample's (arXiv:2507.18071, eq. 5 to 7, in the
     form by token of eq. 13 to 14).
 
@@ -88,7 +92,9 @@ def sequence_policy_loss(inputs: PolicyInputs, *, clip_low: float, clip_high: fl
         As ``clipped_policy_loss``. With equal advantages in a sample the mean of its losses is
         -min(s·A, clip(s)·A).
     """
-    log_ratio = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), inputs.sample_row)
+    log_ratio = mean_over(
+        (inputs.logprobs - inputs.old_logprobs).detach(), inputs.sample_row
+    )
     # The value is the sample's mean, and the gradient that of the token's own logprob (eq. 14).
     log_ratio = log_ratio + inputs.logprobs - inputs.logprobs.detach()
     ratio = torch.exp(log_ratio.clamp(-_LIMIT, _LIMIT))
@@ -185,7 +191,9 @@ def divergence_policy_loss(
         own_rest = torch.log1p(-probability.clamp(max=_ALMOST_ONE))
         distance = sampled * (sampler - current) + (1 - sampled) * (rest - own_rest)
     bounds = {
-        "policy/clip_frac_low": (advantages < 0) & (probability < sampled) & (distance > clip_low),
+        "policy/clip_frac_low": (advantages < 0)
+        & (probability < sampled)
+        & (distance > clip_low),
         "policy/clip_frac_high": (advantages > 0)
         & (probability > sampled)
         & (distance > clip_high),
@@ -250,7 +258,9 @@ def with_terms(
     found = loss(inputs)
     stats, terms = dict(found.stats), dict(found.terms)
     if KL_COEF in inputs.state:
-        stats["policy/kl_coef"] = stat_of(torch.full_like(inputs.logprobs, inputs.state[KL_COEF]))
+        stats["policy/kl_coef"] = stat_of(
+            torch.full_like(inputs.logprobs, inputs.state[KL_COEF])
+        )
     # A KL in the reward is told here too.
     if kl_coef > 0 or inputs.ref_logprobs is not None:
         reference = given(inputs.ref_logprobs, "ref_logprobs")

@@ -82,7 +82,9 @@ def discounted_returns(credit: TokenCredit, *, discount: float, reward: Tensor) 
     return order.column(returns.float(), credit.mask)
 
 
-def return_advantages(credit: TokenCredit, *, discount: float, kl_coef: float = 0.0) -> Advantages:
+def return_advantages(
+    credit: TokenCredit, *, discount: float, kl_coef: float = 0.0
+) -> Advantages:
     """Each token's discounted return, from which the KL to the reference is taken token by token
     (arXiv:2501.03262, eq. 6 to 8).
     """
@@ -127,9 +129,13 @@ def generalized_advantages(
     order = turn_order(credit)
     values = order.rows(given(credit.values, "values").double())
     final = order.rows(given(credit.final_values, "final_values").double()).sum(1)
-    ends = {"none": None, "infrastructure": credit.interrupted, "all": credit.cut}[bootstrap]
+    ends = {"none": None, "infrastructure": credit.interrupted, "all": credit.cut}[
+        bootstrap
+    ]
     first = order.place[:, :1].squeeze(1)
-    final = torch.zeros_like(final) if ends is None else torch.where(ends[first], final, 0.0)
+    final = (
+        torch.zeros_like(final) if ends is None else torch.where(ends[first], final, 0.0)
+    )
     decay = torch.as_tensor(lam, dtype=torch.float64, device=values.device)
     decay = decay[first] if decay.ndim else decay.expand(final.shape)
     rewards = order.rows(reward.double())
@@ -176,7 +182,9 @@ def critic_advantages(
             credit, discount=discount, lam=decay, bootstrap=bootstrap, reward=reward
         )
 
-    own = lam if length_alpha is None else length_adaptive_lambda(credit, alpha=length_alpha)
+    own = (
+        lam if length_alpha is None else length_adaptive_lambda(credit, alpha=length_alpha)
+    )
     advantages = estimated(own)
     returns = advantages if lam_value is None else estimated(lam_value)
     return Advantages(advantages, torch.where(credit.mask != 0, returns + values, 0.0))

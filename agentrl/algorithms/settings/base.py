@@ -29,8 +29,12 @@ class AlgorithmSettings(Section):
     @property
     def replaced(self) -> dict[str, str]:
         """The functions that others stand in for."""
-        given = {name: getattr(self, name) for name in ("policy_loss", "credit", "advantages")}
-        return {name: reference for name, reference in given.items() if reference is not None}
+        given = {
+            name: getattr(self, name) for name in ("policy_loss", "credit", "advantages")
+        }
+        return {
+            name: reference for name, reference in given.items() if reference is not None
+        }
 
     @property
     def on_policy_only(self) -> bool:
@@ -51,7 +55,9 @@ class AlgorithmSettings(Section):
 class ReducedSettings(AlgorithmSettings):
     reduction: Reduction = "token_mean"
     """How the tokens of a mini-batch are weighted (``reductions.py``)."""
-    constant_tokens: Annotated[Count | None, ActsWith("reduction", only=("constant",))] = None
+    constant_tokens: Annotated[Count | None, ActsWith("reduction", only=("constant",))] = (
+        None
+    )
     """The C of ``reduction='constant'``, tokens; needed there."""
 
     @model_validator(mode="after")
@@ -93,7 +99,9 @@ class RolloutCorrection(Section):
     outside: Annotated[Literal["truncate", "mask"], _WEIGHTED] = "truncate"
     """``truncate`` moves a weight outside of [floor, cap] to that bound, ``mask`` to 0 (IcePop,
     arXiv:2510.18855)."""
-    reject: Literal["none", "token", "sequence_sum", "sequence_mean", "sequence_max"] = "none"
+    reject: Literal["none", "token", "sequence_sum", "sequence_mean", "sequence_max"] = (
+        "none"
+    )
     """What is left out for its distance: a ``token`` by its own, or all tokens of a sample by the
     sum, the mean or the largest of its tokens' distances. It combines with weights."""
     reject_by: Annotated[Literal["k1", "k2", "k3"], _REJECTED] = "k3"

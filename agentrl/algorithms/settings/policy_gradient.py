@@ -59,9 +59,9 @@ class PolicyGradientSettings(ReducedSettings):
     kl_estimator: Annotated[KLEstimator, _OF_A_KL] = "k3"
     """With d = log π_ref - log π: ``k1`` -d, ``k2`` d²/2, ``k3`` exp(d) - d - 1. A ``+`` keeps the
     value and takes the gradient of ``k2``, the one whose expectation is the gradient of the KL."""
-    kl_cap: Annotated[Positive | None, _OF_A_KL, ActsWith("kl_estimator", only=("k3", "k3+"))] = (
-        10.0
-    )
+    kl_cap: Annotated[
+        Positive | None, _OF_A_KL, ActsWith("kl_estimator", only=("k3", "k3+"))
+    ] = 10.0
     """A ``k3`` above it counts as it and has no gradient; null leaves k3 as it is, whose gradient
     grows without bound. Above 0."""
     kl_weighted: Annotated[bool, _OF_A_KL] = False
@@ -95,7 +95,8 @@ class PolicyGradientSettings(ReducedSettings):
             )
         if self.kl_target is not None and self.kl_coef == 0:
             raise self.broken(
-                "kl_coef", " must be more than 0 with kl_target, which adapts it, got 0; set it"
+                "kl_coef",
+                " must be more than 0 with kl_target, which adapts it, got 0; set it",
             )
         return self
 
@@ -195,7 +196,11 @@ class KLInReward(ClippedSettings):
 
     @model_validator(mode="after")
     def _check_estimator(self) -> Self:
-        for name, only in (("kl_estimator", "k1"), ("kl_cap", None), ("kl_weighted", False)):
+        for name, only in (
+            ("kl_estimator", "k1"),
+            ("kl_cap", None),
+            ("kl_weighted", False),
+        ):
             if (found := getattr(self, name)) != only:
                 raise self.broken(
                     name,

@@ -63,7 +63,9 @@ def check_config(config: RunConfig, num_tasks: int) -> list[str]:
     faults: list[str] = []
     with tokenizer_folder(config) as folder:
         if folder is None:
-            say("  the model is not on this machine: no lengths in tokens, no rendered prompt")
+            say(
+                "  the model is not on this machine: no lengths in tokens, no rendered prompt"
+            )
         for stage in config.resolved_stages():
             algorithm = stage.make_algorithm()
             how_long = (
@@ -99,14 +101,18 @@ def _check_demonstrations(stage: StageConfig, renderer: Renderer | None) -> None
         assistant_turns(*read_demonstration(row, number), renderer)
         for number, (_, row) in enumerate(rows)
     ]
-    tokens = [sum(len(segment) for turn in turns for segment in turn.segments) for turns in made]
+    tokens = [
+        sum(len(segment) for turn in turns for segment in turn.segments) for turns in made
+    ]
     limit = stage.data.max_prompt_tokens + stage.rollout.max_response_tokens
     _print_lengths("demonstrations", Lengths.of(tokens, limit), len(rows))
     say("  the first demonstration as the model reads it:")
     print_rendered(made[0], renderer.text, target=SegmentKind.TARGET)
 
 
-def _check_rollouts(stage: StageConfig, renderer: Renderer | None, num_tasks: int) -> list[str]:
+def _check_rollouts(
+    stage: StageConfig, renderer: Renderer | None, num_tasks: int
+) -> list[str]:
     """Checks a stage that plays episodes.
 
     Returns:
@@ -131,7 +137,9 @@ def _check_rollouts(stage: StageConfig, renderer: Renderer | None, num_tasks: in
         if env.sandbox is not None:
             say(f"  sandbox: {env.sandbox.check()}")
         for service in ping_services(env):
-            say(f"  {service.kind} {service.name}: {service.told} ({service.seconds:.2f} s)")
+            say(
+                f"  {service.kind} {service.name}: {service.told} ({service.seconds:.2f} s)"
+            )
         try:
             check_env(env, first, seed=stage.run.seed)
         except EnvError as error:
@@ -143,7 +151,9 @@ def _check_rollouts(stage: StageConfig, renderer: Renderer | None, num_tasks: in
     return faults + _check_rewards(stage, sets, renderer)
 
 
-def _check_prompts(stage: StageConfig, tasks: Sequence[Task], renderer: Renderer) -> list[str]:
+def _check_prompts(
+    stage: StageConfig, tasks: Sequence[Task], renderer: Renderer
+) -> list[str]:
     """Tells how long prompts are.
 
     Returns:
@@ -168,7 +178,9 @@ def _check_prompts(stage: StageConfig, tasks: Sequence[Task], renderer: Renderer
 
 
 def _check_rewards(
-    stage: StageConfig, sets: Mapping[str, tuple[Sequence[Task], bool]], renderer: Renderer | None
+    stage: StageConfig,
+    sets: Mapping[str, tuple[Sequence[Task], bool]],
+    renderer: Renderer | None,
 ) -> list[str]:
     """Plays and scores episodes of each set, and shows one as the model reads it.
 
@@ -183,7 +195,8 @@ def _check_rewards(
     for played in rehearse(stage, sets):
         episode = played.trajectory
         parts = (
-            ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
+            ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items())
+            or "no part"
         )
         say(
             f"  {played.setting}: {episode.task.id!r}: the {played.script.kind} is scored "
@@ -199,7 +212,9 @@ def _check_rewards(
         if shown_one is None or shown_one.script.kind == "empty answer":
             shown_one = played
     for name in sorted(bools):
-        say(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
+        say(
+            f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so"
+        )
     assert shown_one is not None, "a data set has at least one task"
     if shown_one.trajectory.rewards:
         setting, (tasks, _) = next(iter(sets.items()))
@@ -218,7 +233,10 @@ def _show(played: Rehearsed, renderer: Renderer | None) -> None:
     episode = played.trajectory
     say(f"  task {episode.task.id!r} with the {played.script.kind}, as the model reads it:")
     messages = [
-        message for turn in episode.turns for message in (*turn.observed, turn.message) if message
+        message
+        for turn in episode.turns
+        for message in (*turn.observed, turn.message)
+        if message
     ]
     if renderer is None:
         for message in messages:

@@ -48,7 +48,13 @@ def print_diff(
 
 
 def _value(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        "none"
+        if value is None
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _print_divergence(
@@ -61,9 +67,9 @@ def _print_divergence(
             continue
         ids = concat_ids(segment for turn in trajectory.turns for segment in turn.segments)
         around = ids[max(0, parted["token"] - _AROUND) : parted["token"] + _AROUND]
-        words = (" ".join(map(str, around)) if token_text is None else token_text(around)).replace(
-            "\n", "⏎"
-        )
+        words = (
+            " ".join(map(str, around)) if token_text is None else token_text(around)
+        ).replace("\n", "⏎")
         where = f"turn {parted[f'turn_{side}']}, {parted[f'kind_{side}']}"
         _print(f"{where}, id {parted[f'id_{side}']}: … {words} …", side)
 
@@ -103,7 +109,9 @@ def _lines(changes: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
         for part in whole:
             own = {name: line + part for name, line in current.items()}
             same = own["a"] == own["b"]
-            lines += [("=", own["a"])] if same else [(name, own[name]) for name in ("a", "b")]
+            lines += (
+                [("=", own["a"])] if same else [(name, own[name]) for name in ("a", "b")]
+            )
             current = {"a": "", "b": ""}
         current = {name: line + last for name, line in current.items()}
     near = [

@@ -39,7 +39,9 @@ def overview(run: OpenRun) -> dict[str, Any]:
         "state": state.kind,
         "heartbeat": state.heartbeat,
         "steps": step,
-        "trajectories": dict(sorted(run.index().facets(names=["status"])["columns"]["status"])),
+        "trajectories": dict(
+            sorted(run.index().facets(names=["status"])["columns"]["status"])
+        ),
         "dropped_by_keep": sum(own["of"] - own["kept"] for own in kept),
         "last_metrics": {**logged, "stage": stage} if logged else None,
         "summary": run.summary or None,
@@ -57,13 +59,15 @@ def print_overview(found: Mapping[str, Any]) -> None:
         "state": _state(found),
         "created": record.get("created"),
         "command": shlex.join(record.get("command", [])),
-        "commit": git.get("commit", "")[:12] + (" (changed)" if git.get("diff_sha256") else ""),
+        "commit": git.get("commit", "")[:12]
+        + (" (changed)" if git.get("diff_sha256") else ""),
         "seed": record.get("seed"),
         "steps": f"{found['steps']} of stage {stage}" if stage else found["steps"],
         "trajectories": ", ".join(
             f"{count} {status}" for status, count in found["trajectories"].items()
         ),
-        "dropped": f"{found['dropped_by_keep']} by store.keep" * bool(found["dropped_by_keep"]),
+        "dropped": f"{found['dropped_by_keep']} by store.keep"
+        * bool(found["dropped_by_keep"]),
     }
     for name, value in facts.items():
         if value not in (None, ""):
@@ -83,7 +87,14 @@ def print_overview(found: Mapping[str, Any]) -> None:
             stages = [entry.get(when) or {} for when in ("before", "after")]
             values = [own.get(kind) for kind in ("sampled", "greedy") for own in stages]
             rows.append((name, entry.get("num_tasks"), *values))
-        columns = ("held-out set", "tasks", "sampled before", "after", "greedy before", "after")
+        columns = (
+            "held-out set",
+            "tasks",
+            "sampled before",
+            "after",
+            "greedy before",
+            "after",
+        )
         print_table(columns, rows)
 
 

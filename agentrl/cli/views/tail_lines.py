@@ -127,10 +127,15 @@ class RunTail(Closing):
         for text in filter(None, (*self._events.damage, *self._metrics.damage, *faults)):
             if text not in self._told:
                 self._told.add(text)
-                yield TailEntry("alert", {"level": "warning", "message": f"passed over: {text}"})
+                yield TailEntry(
+                    "alert", {"level": "warning", "message": f"passed over: {text}"}
+                )
 
     def _few(
-        self, kind: Literal["step", "trajectory", "alert"], found: list[dict[str, Any]], first: bool
+        self,
+        kind: Literal["step", "trajectory", "alert"],
+        found: list[dict[str, Any]],
+        first: bool,
     ) -> Iterator[TailEntry]:
         most = self._latest if first else _MOST_AT_ONCE
         left_out = max(0, len(found) - most)
@@ -144,7 +149,9 @@ class RunTail(Closing):
         rows = self._index.page(self._query, "-recorded_at", 0, limit).rows
         since = self._newest
         self._newest = max((row["recorded_at"] for row in rows), default=since or 0.0)
-        return [row for row in reversed(rows) if since is None or row["recorded_at"] > since]
+        return [
+            row for row in reversed(rows) if since is None or row["recorded_at"] > since
+        ]
 
 
 def print_entry(entry: TailEntry, *, as_json: bool) -> None:
@@ -191,7 +198,9 @@ def _trajectory(row: Mapping[str, Any]) -> str:
 _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "step": _step,
     "trajectory": _trajectory,
-    "alert": lambda it: f"{it.get('level', 'warning'):>10} {it.get('message') or it.get('event')}",
+    "alert": lambda it: (
+        f"{it.get('level', 'warning'):>10} {it.get('message') or it.get('event')}"
+    ),
     "left_out": lambda it: f"{'…':>10} {it['count']} more of kind {it['kind']}",
     "state": lambda it: f"{'run':>10} {it['run']} has {it['state']}",
 }

@@ -53,7 +53,9 @@ class RunTop:
             turns = [event for event in events if event.get("event") in _TURNS]
             found["last_event"] = turns[-1].get("message") if turns else None
             words = self._run.read_record().get("command")
-            found["go_on"] = resume_command(self._run, words if isinstance(words, list) else [])
+            found["go_on"] = resume_command(
+                self._run, words if isinstance(words, list) else []
+            )
         return found
 
 
@@ -61,7 +63,9 @@ def print_top(found: Mapping[str, Any]) -> None:
     """The same for people."""
     beat = found["heartbeat"]
     heard = f"process {beat.get('pid')} on {beat.get('host')}, heard of {_ago(beat)}"
-    state = f"{found['state']}, behind step {beat.get('step')} of {beat.get('stage')} ({heard})"
+    state = (
+        f"{found['state']}, behind step {beat.get('step')} of {beat.get('stage')} ({heard})"
+    )
     for name, value in {**found, "state": state}.items():
         if isinstance(value, str):
             say(f"{name.replace('_', ' '):>10} {value}", hang=11, whole=name == "go_on")
@@ -84,7 +88,9 @@ def _print_tables(part: Mapping[str, Any]) -> None:
     for name, value in part.items():
         rows = value if isinstance(value, list) else [value]
         rows = [row for row in rows[:_MOST_ROWS] if isinstance(row, dict)]
-        columns = [key for row in rows[:1] for key in row if not isinstance(row[key], dict | list)]
+        columns = [
+            key for row in rows[:1] for key in row if not isinstance(row[key], dict | list)
+        ]
         if columns:
             name, *headings = (text.replace("_", " ") for text in (name, *columns))
             say(f"\n{name}")

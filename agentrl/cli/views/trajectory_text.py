@@ -63,7 +63,9 @@ def print_text(text: str, style: str, first: str, others: str, goes_on: str) -> 
     for line in printable(text).split("\n"):
         width = out.width - len(margin) - 1
         for piece in chop_cells(line, width) if out.is_terminal and line else [line]:
-            out.print(Text(f"{margin} {piece}" if margin else piece, style=style), soft_wrap=True)
+            out.print(
+                Text(f"{margin} {piece}" if margin else piece, style=style), soft_wrap=True
+            )
             margin = goes_on
         margin = others
 
@@ -96,7 +98,9 @@ def token_text_of(run: RunDirectory) -> TokenText | None:
 
     def decode(token_ids: I32) -> str:
         text = ""
-        for known, tokens in groupby(token_ids.tolist(), key=lambda token: 0 <= token < size):
+        for known, tokens in groupby(
+            token_ids.tolist(), key=lambda token: 0 <= token < size
+        ):
             ids = list(tokens)
             if known:
                 text += tokenizer.decode(ids, skip_special_tokens=False)
@@ -123,7 +127,9 @@ _LONGEST_REASON = 500
 _ROLES = {"assistant": SegmentKind.POLICY, "tool": SegmentKind.OBSERVATION}
 
 
-def print_trajectory(row: StoredRow, trajectory: Trajectory, token_text: TokenText | None) -> None:
+def print_trajectory(
+    row: StoredRow, trajectory: Trajectory, token_text: TokenText | None
+) -> None:
     """Prints a trajectory.
 
     Args:
@@ -151,7 +157,10 @@ def print_trajectory(row: StoredRow, trajectory: Trajectory, token_text: TokenTe
 
 
 def print_rendered(
-    turns: Sequence[Turn], token_text: TokenText, *, target: SegmentKind = SegmentKind.POLICY
+    turns: Sequence[Turn],
+    token_text: TokenText,
+    *,
+    target: SegmentKind = SegmentKind.POLICY,
 ) -> None:
     """Prints a conversation as the model reads it, each token by its origin, without an episode's
     other facts.
@@ -185,7 +194,9 @@ def _print_head(row: StoredRow, trajectory: Trajectory) -> None:
     print_line(_reward(trajectory.reward, trajectory.rewards), name="reward")
     for agent, seat in trajectory.seats.items():
         rest = "" if seat.train else ", not trained"
-        print_line(f"{agent}: reward {_reward(seat.reward, seat.rewards)}{rest}", name="agent")
+        print_line(
+            f"{agent}: reward {_reward(seat.reward, seat.rewards)}{rest}", name="agent"
+        )
     for part, why in trajectory.reasons.items():
         print_line(f"{part}: {_clipped(why)}", name="why")
     sampled = f"{columns['num_tokens']}, {columns['num_policy_tokens']} of them sampled"
@@ -205,14 +216,18 @@ def _print_origins(used: Collection[SegmentKind]) -> None:
     between = "\n" + " " * MARGIN if out.is_terminal else "   "
     found = [origin for kind, origin in _ORIGINS.items() if kind in used]
     for number, (name, style, words) in enumerate(found):
-        legend.append(between if number else "").append(name, style=style).append(f" {words}")
+        legend.append(between if number else "").append(name, style=style).append(
+            f" {words}"
+        )
     out.print(legend, soft_wrap=True)
 
 
 def _print_turn(turn: Turn, token_text: TokenText | None, *, agent: str = "") -> None:
     """Prints a turn, with ``agent`` where one of several has spoken."""
     sampled = sum(len(segment) for segment in turn.completion)
-    versions = sorted({s.policy_version for s in turn.completion if s.policy_version is not None})
+    versions = sorted(
+        {s.policy_version for s in turn.completion if s.policy_version is not None}
+    )
     facts = [f"turn {turn.index}", f"{sampled} tokens", turn.finish_reason]
     facts += [f"version {'-'.join(map(str, versions))}"] if versions else []
     facts += [f"agent {agent}"] if agent else []
@@ -254,7 +269,9 @@ def _by_tokens(turn: Turn, token_text: TokenText) -> Iterator[tuple[SegmentKind,
         yield segment.kind, _with_images_named(segment, images, token_text)
 
 
-def _with_images_named(segment: Segment, images: Mapping[str, Image], token_text: TokenText) -> str:
+def _with_images_named(
+    segment: Segment, images: Mapping[str, Image], token_text: TokenText
+) -> str:
     """The text of a segment, with what is known of an image instead of its placeholders."""
     parts = []
     done = 0
@@ -272,7 +289,9 @@ def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
     opening = turn.parent is None
     for message in turn.observed:
         kind = (
-            SegmentKind.PROMPT if opening else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
+            SegmentKind.PROMPT
+            if opening
+            else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
         )
         yield kind, _message_text(message)
     template = sum(

@@ -13,7 +13,11 @@ import threading
 import time
 from pathlib import Path
 
-from agentrl.controller.checkpoints.stage_checkpoints import MANIFEST, Manifest, whole_checkpoints
+from agentrl.controller.checkpoints.stage_checkpoints import (
+    MANIFEST,
+    Manifest,
+    whole_checkpoints,
+)
 from agentrl.errors import StoreError
 from agentrl.store import RunDirectory
 from agentrl.store.disk import replacing_folder
@@ -151,7 +155,9 @@ def fetch_run(url: str, run: RunDirectory, stages: list[str]) -> bool:
             if not run.record_path.is_file():
                 _fetch_files(remote, part)
                 RunDirectory.check_new(run.root)
-                shutil.rmtree(run.root, ignore_errors=True)  # a rename takes no full folder's place
+                shutil.rmtree(
+                    run.root, ignore_errors=True
+                )  # a rename takes no full folder's place
                 part.root.rename(run.root)
         finally:
             shutil.rmtree(part.root, ignore_errors=True)
@@ -166,7 +172,9 @@ def _fetch_files(remote: RemoteFolder, part: RunDirectory) -> None:
         elif path != part.lock_path:
             path.unlink()
     record, config, *others = _run_files(part)
-    RunDirectory.create(part.root, json.loads(remote.text(record.name)), remote.text(config.name))
+    RunDirectory.create(
+        part.root, json.loads(remote.text(record.name)), remote.text(config.name)
+    )
     for path in others:
         if remote.has(path.name):
             remote.get(path.name, path)

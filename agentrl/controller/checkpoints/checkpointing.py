@@ -63,7 +63,9 @@ class Checkpointing:
     def __post_init__(self) -> None:
         self._pending: _Pending | None = None
 
-    def keep(self, state: TrainState, again: Collection[int] = (), *, beside: bool = False) -> None:
+    def keep(
+        self, state: TrainState, again: Collection[int] = (), *, beside: bool = False
+    ) -> None:
         """Keeps a checkpoint of a state whose weights the learner has; draws of ``again`` are
         played once more.
 
@@ -163,7 +165,10 @@ class Checkpointing:
         Args:
             wait: until the one that is being made has come to its end.
         """
-        if self.copies is not None and (failed := self.copies.failure(wait=wait)) is not None:
+        if (
+            self.copies is not None
+            and (failed := self.copies.failure(wait=wait)) is not None
+        ):
             self.recorder.record_failed_checkpoint(*failed)
 
     def close(self) -> None:

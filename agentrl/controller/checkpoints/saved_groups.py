@@ -12,7 +12,13 @@ from pathlib import Path
 
 from agentrl.errors import StoreError
 from agentrl.rollouts import GroupState
-from agentrl.store import decode_trajectory, encode_trajectory, read_shard, write_bytes, write_shard
+from agentrl.store import (
+    decode_trajectory,
+    encode_trajectory,
+    read_shard,
+    write_bytes,
+    write_shard,
+)
 from agentrl.types import TrajectoryGroup
 
 
@@ -63,7 +69,9 @@ def read_running(path: Path) -> tuple[GroupState, ...]:
     try:
         groups = pickle.loads(path.read_bytes())
         _read_fields(groups)
-        if not isinstance(groups, tuple) or not all(isinstance(g, GroupState) for g in groups):
+        if not isinstance(groups, tuple) or not all(
+            isinstance(g, GroupState) for g in groups
+        ):
             raise TypeError(f"it holds {type(groups).__name__}, not groups")
     except Exception as error:  # boundary: a pickle may raise anything
         raise StoreError(

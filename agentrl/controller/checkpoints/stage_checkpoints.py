@@ -129,7 +129,9 @@ class Checkpoints:
 
         A checkpoint of that step which stands is never touched before the new one exists.
         """
-        standing = [path for path in whole_checkpoints(self.folder) if step_of(path) == step]
+        standing = [
+            path for path in whole_checkpoints(self.folder) if step_of(path) == step
+        ]
         numbers = [int(path.name.partition(".")[2] or 0) for path in standing]
         suffix = f".{max(numbers) + 1:03d}" if numbers else ""
         folder = self.folder / f"step={step:06d}{suffix}"
@@ -190,14 +192,18 @@ class Checkpoints:
             path = folder / name
             found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
             if found != f"{size} bytes":
-                raise self._corrupt(folder, f"{name} should have {size} bytes, found {found}")
+                raise self._corrupt(
+                    folder, f"{name} should have {size} bytes, found {found}"
+                )
         groups, unobserved = (read_groups(folder / name) for name in (_GROUPS, _UNOBSERVED))
         try:
             running = read_running(folder / _RUNNING) if _RUNNING in manifest.files else ()
         except StoreError as error:
             what = f"checkpoint {folder} cannot be resumed: {error}"
             raise DataError(f"{what}; {self._remedy(folder)}") from error
-        rollouts = replace(manifest.rollouts, groups=groups, unobserved=unobserved, running=running)
+        rollouts = replace(
+            manifest.rollouts, groups=groups, unobserved=unobserved, running=running
+        )
         return folder, replace(manifest, rollouts=rollouts)
 
     def check_metric(self, evaluated: Mapping[str, float]) -> None:

@@ -66,7 +66,9 @@ class _Probe:
     def listen(self) -> tuple[str, int]:
         return listening_address()
 
-    def sum(self, rank: int, world_size: int, host: str, port: int, size: int) -> tuple[str, float]:
+    def sum(
+        self, rank: int, world_size: int, host: str, port: int, size: int
+    ) -> tuple[str, float]:
         """The interface that leads to rank 0, and the seconds of the fastest sum of ``size``
         bytes; by NCCL where torch sees a GPU on this machine, else by gloo."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -111,7 +113,9 @@ def probe_cluster(address: str, *, size: int = 2**26) -> list[MachineReport]:
             actor.options(
                 num_cpus=0,
                 num_gpus=1 if node["Resources"].get("GPU") else 0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(
+                    node["NodeID"], soft=False
+                ),
             ).remote()
             for node in nodes
         ]
@@ -134,7 +138,9 @@ def probe_cluster(address: str, *, size: int = 2**26) -> list[MachineReport]:
                 interface=interface,
                 sum_gb_s=size / seconds / 1e9,
             )
-            for node, (clock_s, own), (interface, seconds) in zip(nodes, answers, sums, strict=True)
+            for node, (clock_s, own), (interface, seconds) in zip(
+                nodes, answers, sums, strict=True
+            )
         ]
     finally:
         if started:
@@ -154,7 +160,8 @@ def _sums(probes: list[Any], size: int) -> list[tuple[str, float]]:
         return [("", float("nan"))] * len(probes)
     host, port = ray.get(probes[0].listen.remote(), timeout=_ANSWER_S)
     refs = [
-        probe.sum.remote(rank, len(probes), host, port, size) for rank, probe in enumerate(probes)
+        probe.sum.remote(rank, len(probes), host, port, size)
+        for rank, probe in enumerate(probes)
     ]
     found: list[tuple[str, float]] = ray.get(refs, timeout=2 * _ANSWER_S)
     return found

@@ -92,7 +92,9 @@ class EpisodeHost:
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
             transport = spec.engine.spec.traits().transport
-            sender = make_sender(transport, self._tensors, self._elsewhere, self.ranks, self.device)
+            sender = make_sender(
+                transport, self._tensors, self._elsewhere, self.ranks, self.device
+            )
             self._announces = transport is not None and transport.name == "broadcast"
             engine = self._plan(spec).build(sender)
             on_close = None
@@ -103,7 +105,9 @@ class EpisodeHost:
             else:
                 # Its connections belong to the episodes' loop, so they are closed there.
                 on_close = cast(MessageEngine, engine).close
-            self._runner = EpisodeRunner(spec.rollout, engine, name=self._name, on_close=on_close)
+            self._runner = EpisodeRunner(
+                spec.rollout, engine, name=self._name, on_close=on_close
+            )
             opened.callback(self._runner.close)
             self._opened = opened.pop_all()
 

@@ -131,7 +131,9 @@ class HostCalls:
         self._under_way[call] = None
         # called by a thread of Ray's
         answered = ref.future()
-        answered.add_done_callback(lambda done: self._inbox.put(partial(self._take, call, done)))
+        answered.add_done_callback(
+            lambda done: self._inbox.put(partial(self._take, call, done))
+        )
 
     def ask(self, host: Host, what: str, ref: Any, take: Take) -> None:
         """As ``begin``, of a call that costs the worker no work."""
@@ -246,7 +248,9 @@ class HostCalls:
         if moved:
             self._places.room_found()
 
-    def _take_cluster(self, drained: Collection[str], room: Mapping[str, int], moved: bool) -> None:
+    def _take_cluster(
+        self, drained: Collection[str], room: Mapping[str, int], moved: bool
+    ) -> None:
         self._places.cluster_seen(drained, room)
         if moved:
             self._places.room_found()

@@ -58,7 +58,9 @@ class Place:
 
     number: int
     is_told: bool = False
-    state: Literal["starting", "stale", "serving", "suspect", "leaving", "dead"] = "starting"
+    state: Literal["starting", "stale", "serving", "suspect", "leaving", "dead"] = (
+        "starting"
+    )
     node: str = ""
     version: int | None = None
     is_sent: bool = False
@@ -190,7 +192,8 @@ class Places:
     def set_up(self) -> None:
         """A new stage: every worker builds its engine again, and nothing is played."""
         self.by_number = {
-            number: Place(number, node=place.node) for number, place in self.by_number.items()
+            number: Place(number, node=place.node)
+            for number, place in self.by_number.items()
         }
         self.version: int | None = None
         self.losses = 0
@@ -219,7 +222,9 @@ class Places:
         free = sum(own for node, own in room.items() if node not in self._without)
         # those without a machine may take what was seen
         free -= sum(not place.node for place in self.by_number.values())
-        numbers = (own for own in range(self._least, self._most) if own not in self.by_number)
+        numbers = (
+            own for own in range(self._least, self._most) if own not in self.by_number
+        )
         for number in itertools.islice(numbers, max(0, free)):
             self._start(Place(number))
 
@@ -437,7 +442,9 @@ class Places:
             self._say("node_lost", f"{told}; {again}", {**counts, "count/lost_nodes": 1})
         else:
             self._say("worker_lost", f"{fault.error}; {again}", counts, places[0].number)
-        assert self._max_losses is not None, "workers that nothing stands in for end the run"
+        assert self._max_losses is not None, (
+            "workers that nothing stands in for end the run"
+        )
         for place in places:
             self._end(place, by_groups=fault.by_groups)
         if self.losses > self._max_losses:
@@ -492,9 +499,13 @@ class Places:
         or becomes free by getting no others."""
         given: dict[int, list[GroupRequest]] = {}
         waiting = []
-        shared = [place for place in self.serving if not any(map(self._is_alone, place.groups))]
+        shared = [
+            place for place in self.serving if not any(map(self._is_alone, place.groups))
+        ]
         # Groups to be played alone choose first: others would fill the place that falls free.
-        for request in sorted(self.waiting, key=lambda one: not self._is_alone(group_key(one))):
+        for request in sorted(
+            self.waiting, key=lambda one: not self._is_alone(group_key(one))
+        ):
             place = min(shared, key=lambda one: one.num_episodes, default=None)
             if place is not None and self._is_alone(group_key(request)):
                 shared.remove(place)
@@ -524,7 +535,11 @@ class Places:
         self._todo.append(Tell(incident, place.number, place.is_told))
 
     def _say(
-        self, event: str, message: str, counts: Mapping[str, float], worker: int | None = None
+        self,
+        event: str,
+        message: str,
+        counts: Mapping[str, float],
+        worker: int | None = None,
     ) -> None:
         self._todo.append(Tell(Incident(event, message, counts), worker, alerts=True))
 

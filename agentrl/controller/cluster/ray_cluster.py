@@ -76,7 +76,16 @@ print(json.dumps([[[asked[one], *ray.get(one)] for one in known], [asked[one] fo
 """
 """Run where this process must not: it joins, and asks each machine for its agentrl and for the
 project's folder. It defines what it sends, so that another agentrl there is no matter."""
-_LEFT = ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.ckpt", "*.parquet", "*.arrow"]
+_LEFT = [
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+    "*.ckpt",
+    "*.parquet",
+    "*.arrow",
+]
 _LEFT += ["runs/", ".git/", ".venv/", "__pycache__/"]
 """What of a project's folder never goes to other machines: weights, data, what runs wrote."""
 _MOST_MIB = 100
@@ -192,9 +201,8 @@ def _try_to_join(address: str, project: Path | None) -> list[bool]:
         return _projects_of(address, *json.loads(found.strip().rpartition("\n")[2]))
     # killed by a signal
     silent = asked.returncode < 0
-    why = (
-        f"{f'none answered within {_JOIN_S:g} s' if silent else 'Ray could not join it'}; {_START}"
-    )
+    why = f"none answered within {_JOIN_S:g} s" if silent else "Ray could not join it"
+    why = f"{why}; {_START}"
     why = next((known for word, known in _FAULTS.items() if word in told), why)
     last = told.strip().rpartition("\n")[2][:300]
     raise MachineError(
@@ -278,7 +286,8 @@ def drained_nodes_and_room(
     plain = {(name, own) for name, own in labels.items() if not re.search(r"[!(]", own)}
     room = {
         node["NodeID"]: min(
-            int(free.get(node["NodeID"], {}).get(name, 0.0) / own) for name, own in asked.items()
+            int(free.get(node["NodeID"], {}).get(name, 0.0) / own)
+            for name, own in asked.items()
         )
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"] and plain <= node["Labels"].items()
@@ -406,5 +415,7 @@ _OWN_TO_RAY = re.compile(r":|_group_|memory")
 
 def _words(resources: Mapping[str, float]) -> str:
     """Such as ``2 CPU, 1 GPU``, without what Ray counts for itself."""
-    named = {name: own for name, own in sorted(resources.items()) if not _OWN_TO_RAY.search(name)}
+    named = {
+        name: own for name, own in sorted(resources.items()) if not _OWN_TO_RAY.search(name)
+    }
     return ", ".join(f"{own:g} {name}" for name, own in named.items()) or "nothing"

@@ -102,7 +102,8 @@ class RayRoleGroup(RoleGroup):
         env_vars = thread_env(threads)
         if self._device == "cpu":
             env_vars |= {
-                name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()
+                name: os.environ.get(name, value)
+                for name, value in _KEEP_FREED_MEMORY.items()
             }
         self._ranks = [
             rank_actor.options(
@@ -151,7 +152,9 @@ class RayRoleGroup(RoleGroup):
         )
         return RayRolloutPool([self._ranks[rank] for rank in ranks], calls)
 
-    def serve(self, role: str, dtype: ServedDtype, version: int, *, changes: bool) -> ServedWeights:
+    def serve(
+        self, role: str, dtype: ServedDtype, version: int, *, changes: bool
+    ) -> ServedWeights:
         served = self.call("weights", "serve", args=(role, dtype, version, changes))
         ranks = tuple(places for places, _, _ in served)
         _, reference, base = served[0]
@@ -172,7 +175,9 @@ class RayRoleGroup(RoleGroup):
         for rank in self._ranks:
             ray.kill(rank)
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
+    def begin_ranks(
+        self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]
+    ) -> Look:
         with self._ordering:
             refs = [
                 getattr(rank, method).remote(*own)
@@ -188,7 +193,9 @@ class RayRoleGroup(RoleGroup):
         return TrainingError(message, rank=rank, host=host, traceback_text=traceback_text)
 
     def _lost(self, message: str, rank: int) -> RankLostError:
-        return RankLostError(message, rank=rank, host=self._hosts[rank] if self._hosts else None)
+        return RankLostError(
+            message, rank=rank, host=self._hosts[rank] if self._hosts else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +234,9 @@ def _answer(ref: Any) -> Any:
     try:
         return ray.get(ref)
     except RayActorError as dead:
-        raise StaleWeightsError(f"a rank whose weights are asked for died: {dead}") from dead
+        raise StaleWeightsError(
+            f"a rank whose weights are asked for died: {dead}"
+        ) from dead
     except RayTaskError as error:
         if isinstance(error.cause, EngineError):
             raise error.cause from None

@@ -93,7 +93,9 @@ def rollout_workers(
     """
     pool, (least, most) = placement.worker_pool, placement.worker_range
     each = {"CPU": pool.cpus, "GPU": gpus, **placement.worker_resources}
-    reserved = places or Reservation(pool, least, each, wait_s=placement.wait_s, spread=True)
+    reserved = places or Reservation(
+        pool, least, each, wait_s=placement.wait_s, spread=True
+    )
 
     def start(number: int, without: frozenset[str] = frozenset()) -> Any:
         # a worker of a lost machine starts wherever there is room, and so does one that joins
@@ -242,7 +244,9 @@ class RayRolloutPool:
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         with self._changed:
-            self._changed.wait_for(lambda: self._arrived or self._error is not None, timeout_s)
+            self._changed.wait_for(
+                lambda: self._arrived or self._error is not None, timeout_s
+            )
             self._check()
             outcomes = self._arrived
             self._arrived = []
@@ -279,7 +283,9 @@ class RayRolloutPool:
             self._wait(lambda: all(map(is_known, asked)), _SAVE_S)
             # what a dead one played waits, or is another's by now
             untold = [h.place for h in asked if h not in told and h.place.state != "dead"]
-            others = chain(self._places.waiting, *(_trained(place).values() for place in untold))
+            others = chain(
+                self._places.waiting, *(_trained(place).values() for place in untold)
+            )
             saved = [
                 replace(request.saved, first_attempt=request.first_attempt)
                 for request in others
@@ -362,7 +368,9 @@ class RayRolloutPool:
             if self._error is None:
                 closing = [actor.close.remote() for actor in actors]
                 # one that does not answer is killed as it is
-                self.calls.wait(closing, num_returns=len(closing), timeout=self._under_way.answer_s)
+                self.calls.wait(
+                    closing, num_returns=len(closing), timeout=self._under_way.answer_s
+                )
         finally:
             for host in self._hosts.values():
                 self.calls.kill(host.actor)
@@ -456,7 +464,9 @@ class RayRolloutPool:
         self._ended += [one for one in ended if self._places.ended(place, one)]
         if fault and not place.is_sent:
             # one that is being sent weights answers for itself
-            error = EngineError(f"{self.calls.name(place.number)}: {fault}", retryable=False)
+            error = EngineError(
+                f"{self.calls.name(place.number)}: {fault}", retryable=False
+            )
             self._places.failed(place, WorkerFault(error, by_groups=False))
         else:
             self._poll(host)
@@ -507,7 +517,9 @@ class RayRolloutPool:
     def _tell(self, told: Tell) -> None:
         incident = told.incident
         fields = {"event": incident.event, "worker": told.worker, "counts": incident.counts}
-        logger.log(logging.WARNING if told.alerts else logging.INFO, "%s", incident, extra=fields)
+        logger.log(
+            logging.WARNING if told.alerts else logging.INFO, "%s", incident, extra=fields
+        )
         if told.alerts:
             self._failures.append(incident)
 
@@ -528,7 +540,11 @@ class RayRolloutPool:
                 f"PlacementConfig.worker_restarts={self.max_restarts} allows "
                 f"{self.max_restarts}; the last was: {error}"
             )
-            kind = WeightMismatchError if isinstance(error, WeightMismatchError) else EngineError
+            kind = (
+                WeightMismatchError
+                if isinstance(error, WeightMismatchError)
+                else EngineError
+            )
             error = kind(message, retryable=False)
         elif isinstance(error, ActorLostError):
             error = self.calls.fail(error, place.number)

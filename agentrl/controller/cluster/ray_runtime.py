@@ -88,7 +88,9 @@ class _RayWorker(Worker):
     join = _watched(Worker.join)
     call = _watched(Worker.call)
 
-    def __init__(self, number: int, log_folder: Path | None, slow_s: float = logs.SLOW_S) -> None:
+    def __init__(
+        self, number: int, log_folder: Path | None, slow_s: float = logs.SLOW_S
+    ) -> None:
         self._open = ExitStack()  # of what lives as long as the actor
         log = None if log_folder is None else log_folder / f"{self.log_name}-{number}.jsonl"
         if log is not None:
@@ -205,7 +207,11 @@ _ADVICE = re.compile(r" (?:There are some potential root|Some common) causes")
 def _why(error: BaseException) -> str:
     """Why an actor died, on one line: without Ray's table of the actor, and its advice to
     everybody."""
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
+    lines = [
+        line
+        for line in str(error).splitlines()
+        if line.strip() and not line.startswith("\t")
+    ]
     told = " ".join(line.strip() for line in lines[1:] or lines)
     return _ADVICE.split(told)[0]
 
@@ -373,7 +379,9 @@ class ActorCalls:
         """For the end of a message: where the calls of actors are, as the stacks say that they have
         left; empty where none has left any."""
         paths = [path for path in map(self.stacks, places) if path is not None]
-        return "".join(f"; it is in {at} ({path})" for path in paths if (at := stack_in(path)))
+        return "".join(
+            f"; it is in {at} ({path})" for path in paths if (at := stack_in(path))
+        )
 
     def assert_sound(self) -> None:
         """Raises where an earlier call failed.

@@ -11,7 +11,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from agentrl.config.sections import MAIN_POOL
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.phases import RankTime, ranks_of_servers
-from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
+from agentrl.controller.cluster.rollout_pool import (
+    ProcessInfo,
+    RolloutPool,
+    RolloutWorkerSpec,
+)
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import ServedDtype
 from agentrl.errors import TrainingError, WeightMismatchError
@@ -200,7 +204,9 @@ class RoleGroup:
         """Calls a method of every rank's worker with the same arguments."""
         return self.call_ranks(what, method, [args] * self.mesh.size)
 
-    def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def call_ranks(
+        self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
         """Calls a method of every rank's worker; ``what`` is done, for messages."""
         return at_once([self._pending(what, method, by_rank)])[0]
 
@@ -210,7 +216,9 @@ class RoleGroup:
         self.count_call(1)
         return Pending(self, self.begin_ranks(what, method, by_rank), list)
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
+    def begin_ranks(
+        self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]
+    ) -> Look:
         """Begins a call of a method of every rank's worker."""
         raise NotImplementedError
 
@@ -287,7 +295,9 @@ class LocalRoleGroup(RoleGroup):
         # one collective call at a time: the loop's thread trains, the scoring thread may score
         self._calling = _Turns()
 
-    def begin_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> Look:
+    def begin_ranks(
+        self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]
+    ) -> Look:
         # In one process nothing works at once: the call has ended when this returns.
         with self._calling:
             if self._error is not None:
@@ -307,7 +317,9 @@ class LocalRoleGroup(RoleGroup):
     def pool_of(self, ranks: Sequence[int]) -> RolloutPool:
         return self.rollouts
 
-    def serve(self, role: str, dtype: ServedDtype, version: int, *, changes: bool) -> OwnWeights:
+    def serve(
+        self, role: str, dtype: ServedDtype, version: int, *, changes: bool
+    ) -> OwnWeights:
         args = (role, dtype, version, changes)
         [(_, reference, _)] = self.call("weights", "serve", args=args)
         return OwnWeights(version, reference, self._worker.served_copy(role))

@@ -55,7 +55,9 @@ class RoleHandle:
         mark = registration(method)
         name = method.__name__
         if mark.dispatch is Dispatch.FIRST:
-            return self.group.begin(self.name, name, args=args).then(lambda answers: answers[0])
+            return self.group.begin(self.name, name, args=args).then(
+                lambda answers: answers[0]
+            )
         pending = self.group.begin(self.name, name, shards=args[0], args=args[1:])
         return pending.then(_sum) if mark.collect is Collect.STATS else pending
 
@@ -78,7 +80,9 @@ class RoleHandle:
         def merged(answers: list[Any]) -> UpdateStats:
             if self.own:
                 check_stats(answers, f"role {self.name!r}: its {method.__name__}")
-            columns = [one.columns if isinstance(one, UpdateStats) else {} for one in answers]
+            columns = [
+                one.columns if isinstance(one, UpdateStats) else {} for one in answers
+            ]
             own = merge_columns(columns, parts, batch.batch.cu_seqlens)
             return UpdateStats(_sum(answers), own)
 

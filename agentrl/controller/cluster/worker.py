@@ -123,7 +123,9 @@ class Worker:
         rank = self._place.rank
         what = f"rank {rank}: {target}.{method}"
         role = self._roles[target]
-        explaining = explaining_memory(what, getattr(role, "spec", None), self._place.device)
+        explaining = explaining_memory(
+            what, getattr(role, "spec", None), self._place.device
+        )
         try:
             # a role may be the user's: an exit ends its call, and not this process
             with (
@@ -161,7 +163,9 @@ class Worker:
                 resharder=self._resharders[role],
             )
 
-    def share_server(self, ranks: tuple[int, ...], ids: tuple[str, ...], sleeps: bool) -> None:
+    def share_server(
+        self, ranks: tuple[int, ...], ids: tuple[str, ...], sleeps: bool
+    ) -> None:
         """Before a stage's engines start.
 
         Args:

@@ -110,18 +110,24 @@ class LearnedTokens:
             if not (first or returned):
                 continue
             columns = {} if self._detail == "basic" else self._columns(returned, first)
-            arrays = {name: np.split(column[every], ends) for name, column in columns.items()}
+            arrays = {
+                name: np.split(column[every], ends) for name, column in columns.items()
+            }
             for key, own in places.items():
                 trajectory = trajectories[key]
                 values = {"trained_step": step, "stage": stage}
-                found = {name: [parts[row] for row in own] for name, parts in arrays.items()}
+                found = {
+                    name: [parts[row] for row in own] for name, parts in arrays.items()
+                }
                 yield Annotation(
                     trajectory.id,
                     step,
                     learner,
                     self._num_passes - 1,
                     {**values, **(self._values(own, rows, returned) if first else {})},
-                    _of_all_agents(trajectory, [self.planned.agents[row] for row in own], found)
+                    _of_all_agents(
+                        trajectory, [self.planned.agents[row] for row in own], found
+                    )
                     if trajectory.seats
                     else {name: parts[0] for name, parts in found.items()},
                 )
@@ -150,7 +156,9 @@ class LearnedTokens:
             else np.abs(old[trained] - batch.rollout_logprobs[trained]),
         }
         # not of demonstrations, which no engine sampled
-        known = {name: one[np.isfinite(one)] for name, one in columns.items() if one is not None}
+        known = {
+            name: one[np.isfinite(one)] for name, one in columns.items() if one is not None
+        }
         found = {
             name: float(one.max() if name == "mismatch" else one.mean())
             for name, one in known.items()
@@ -178,9 +186,12 @@ class LearnedTokens:
         token_loss = found.pop("token_loss", None)
         clipped = found.pop("clipped", None)
         columns: Columns = {
-            name: np.where(trained, column, np.float32(np.nan)) for name, column in found.items()
+            name: np.where(trained, column, np.float32(np.nan))
+            for name, column in found.items()
         }
-        columns["loss_weight"] = loss_weights(self.planned, self._skipped).astype(np.float32)
+        columns["loss_weight"] = loss_weights(self.planned, self._skipped).astype(
+            np.float32
+        )
         columns["loss_reason"] = self._reasons(trained, found.get("correction"))
         if token_loss is not None:
             columns["token_loss"] = token_loss
@@ -190,11 +201,15 @@ class LearnedTokens:
 
     def _reasons(self, trained: Bools, correction: Floats | None) -> npt.NDArray[np.int8]:
         batch = self.planned.batch
-        stale = (batch.policy_versions < self._oldest_version) & (batch.kind == SegmentKind.POLICY)
+        stale = (batch.policy_versions < self._oldest_version) & (
+            batch.kind == SegmentKind.POLICY
+        )
         reasons = np.full(trained.size, _MASK, np.int8)
         reasons[stale] = _STALE
         reasons[trained] = _TRAINED
-        left_out = np.repeat(batch.weight[batch.trajectory] == 0, batch.lengths)  # by ``select``
+        left_out = np.repeat(
+            batch.weight[batch.trajectory] == 0, batch.lengths
+        )  # by ``select``
         reasons[left_out & (batch.kind == SegmentKind.POLICY)] = _FILTERED
         if correction is not None:
             reasons[trained & (correction == 0)] = _OFF_POLICY
@@ -216,7 +231,9 @@ def _of_all_agents(
     turns = [(turn.agent, sum(map(len, turn.completion))) for turn in trajectory.turns]
     sizes = [size for _, size in turns]
     owner = np.repeat([places.get(agent, -1) for agent, _ in turns], sizes)
-    untrained = np.repeat([_FILTERED if seats[agent].train else _MASK for agent, _ in turns], sizes)
+    untrained = np.repeat(
+        [_FILTERED if seats[agent].train else _MASK for agent, _ in turns], sizes
+    )
     columns: Columns = {}
     for name, parts in found.items():
         whole = np.zeros(owner.size, parts[0].dtype)

@@ -123,7 +123,9 @@ class Recorder(GroupRecorder):
     def uncounted(self) -> tuple[int, ...]:
         """Draws in training that came to their end since the step before."""
         with self._lock:
-            return tuple(sorted({o.request.group_index for o in (*self._taken, *self._outcomes)}))
+            return tuple(
+                sorted({o.request.group_index for o in (*self._taken, *self._outcomes)})
+            )
 
     def recall(self, groups: Sequence[TrajectoryGroup], uncounted: Collection[int]) -> None:
         """Groups of a checkpoint that were stored and wait to be trained; those of ``uncounted``
@@ -161,7 +163,11 @@ class Recorder(GroupRecorder):
             ended = self._ended[:end]
             self._played += [group for group in ended if group.group_index not in later]
             self._ended[:end] = [group for group in ended if group.group_index in later]
-        return [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
+        return [
+            trajectory
+            for outcome in self._taken
+            for trajectory in outcome.group.trajectories
+        ]
 
     def record_step(
         self,
@@ -198,8 +204,15 @@ class Recorder(GroupRecorder):
         self._step_start = now
         played = sorted(played, key=lambda group: group.group_index)
         ended = sorted((one.group for one in outcomes), key=lambda group: group.group_index)
-        values = rollout_metrics(played) | _untaught(played, learned.values()) if played else {}
-        values |= _sandboxes(outcomes) | _lag(outcomes) | _unscored(outcomes) | _abandoned(outcomes)
+        values = (
+            rollout_metrics(played) | _untaught(played, learned.values()) if played else {}
+        )
+        values |= (
+            _sandboxes(outcomes)
+            | _lag(outcomes)
+            | _unscored(outcomes)
+            | _abandoned(outcomes)
+        )
         if self.ahead:
             values |= ended_metrics(ended)
         values |= _numbers(stats)
@@ -223,7 +236,9 @@ class Recorder(GroupRecorder):
             self._dropped = []
         for policy, own in learned.items():
             numbers = _staleness(own.planned, state) | own.last_pass
-            values |= {f"{metric_prefix(policy)}{name}": one for name, one in numbers.items()}
+            values |= {
+                f"{metric_prefix(policy)}{name}": one for name, one in numbers.items()
+            }
             # Demonstrations and pairs are not stored, so there is nothing to annotate.
             if played:
                 self._annotate(own, groups, state)
@@ -235,7 +250,9 @@ class Recorder(GroupRecorder):
         self._alert(ended, state.step)
         self._tell_health(state.step, values, played)
         self.sink.log(state.step, values, self.stage)
-        self.view.step(state.step, values, note or ("" if has_signal else no_signal(played)))
+        self.view.step(
+            state.step, values, note or ("" if has_signal else no_signal(played))
+        )
         self.view.status("")
         # The annotations come before: a later one would make a second shard of the step.
         self.writer.seal(state.step, self.stage)
@@ -279,7 +296,11 @@ class Recorder(GroupRecorder):
         for incident in incidents:
             self.view.alert(str(incident))
             self.events.log(
-                incident.event, str(incident), boundary="engine", level="warning", stage=self.stage
+                incident.event,
+                str(incident),
+                boundary="engine",
+                level="warning",
+                stage=self.stage,
             )
             with self._lock:
                 self._failure_counts.update(incident.counts)
@@ -306,7 +327,9 @@ class Recorder(GroupRecorder):
             self._failure_counts["count/failed_checkpoints"] += 1
         self.warn("checkpoint_failed", text, boundary="store")
 
-    def warn(self, event: str, text: str, *, boundary: str = "training", **record: Any) -> None:
+    def warn(
+        self, event: str, text: str, *, boundary: str = "training", **record: Any
+    ) -> None:
         """A warning in the log, and so on the terminal, that is an event too."""
         record["stage"] = self.stage
         logger.warning("%s", text, extra={"event": event, **record})
@@ -338,7 +361,9 @@ class Recorder(GroupRecorder):
         self, step: int, values: Mapping[str, float], played: Sequence[TrajectoryGroup]
     ) -> None:
         """What goes wrong since this step: a warning, and an event with its evidence."""
-        for alert in self.health.watch(step, values, played) if self.health is not None else ():
+        for alert in (
+            self.health.watch(step, values, played) if self.health is not None else ()
+        ):
             self.warn("health_alert", str(alert), **alert.record())
 
     def _annotate(
@@ -394,9 +419,13 @@ def _staleness(planned: PlannedBatch, state: TrainState) -> dict[str, float]:
 
 def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
     """The most of each count that a host of episodes saw when a group of the step ended."""
-    seen = [asdict(outcome.sandboxes) for outcome in outcomes if outcome.sandboxes is not None]
+    seen = [
+        asdict(outcome.sandboxes) for outcome in outcomes if outcome.sandboxes is not None
+    ]
     names = ("running", "starting", "waiting", "failed") if seen else ()
-    return {f"sandbox/{name}": float(max(counts[name] for counts in seen)) for name in names}
+    return {
+        f"sandbox/{name}": float(max(counts[name] for counts in seen)) for name in names
+    }
 
 
 def _unscored(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
@@ -426,13 +455,19 @@ def _numbers(stats: Stats) -> dict[str, float]:
     numbers = {name: stat.mean for name, stat in stats.items() if name not in _WITH_MAX}
     for name in _WITH_MAX & stats.keys():
         numbers |= {f"{name}/mean": stats[name].mean, f"{name}/max": stats[name].max}
-    for critic in [name.removesuffix("/return_sq") for name in numbers if "/return_sq" in name]:
+    for critic in [
+        name.removesuffix("/return_sq") for name in numbers if "/return_sq" in name
+    ]:
         returns, errors = (
             numbers[f"{critic}/{name}_sq"] - numbers[f"{critic}/{name}"] ** 2
             for name in ("return", "error")
         )
-        numbers[f"{critic}/explained_variance"] = 1 - errors / returns if returns > 0 else math.nan
+        numbers[f"{critic}/explained_variance"] = (
+            1 - errors / returns if returns > 0 else math.nan
+        )
     # This is Kish's effective sample size, as a share of the trained tokens.
     if numbers.get("mismatch/weight_sq"):
-        numbers["mismatch/ess"] = numbers["mismatch/weight"] ** 2 / numbers["mismatch/weight_sq"]
+        numbers["mismatch/ess"] = (
+            numbers["mismatch/weight"] ** 2 / numbers["mismatch/weight_sq"]
+        )
     return numbers

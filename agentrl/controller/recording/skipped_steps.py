@@ -156,7 +156,9 @@ class SkippedSteps:
             f"repeat it by `python {shlex.quote(f'{folder}/repeat.py')}`"
         )
         logger.warning("%s", text, extra={"event": "step_skipped", **fields})
-        self._events.log("step_skipped", text, boundary="training", level="warning", **fields)
+        self._events.log(
+            "step_skipped", text, boundary="training", level="warning", **fields
+        )
         if number >= MOST_IN_A_ROW:
             self._ended_by = TrainingError(
                 f"stage {self._stage!r}: the gradients of {number} optimizer steps in a row of "
@@ -231,19 +233,24 @@ def write_shard(path: Path, shard: BatchShard) -> None:
     """Writes a shard with weights as arrays."""
     assert shard.sample_weight is not None, "an update has weights"
     columns = {
-        field.name: getattr(shard.batch, field.name) for field in dataclasses.fields(shard.batch)
+        field.name: getattr(shard.batch, field.name)
+        for field in dataclasses.fields(shard.batch)
     }
     own = columns.pop("own")
     arrays = {name: column for name, column in columns.items() if column is not None}
     arrays |= {f"_own_{name}": column for name, column in own.items()}
     arrays |= {f"_auxiliary_{name}": column for name, column in shard.auxiliary.items()}
-    arrays |= {f"_state_{name}": np.array(one) for name, one in shard.algorithm_state.items()}
+    arrays |= {
+        f"_state_{name}": np.array(one) for name, one in shard.algorithm_state.items()
+    }
     np.savez_compressed(
         path,
         **arrays,
         _samples=shard.samples,
         _micro_sizes=np.array([len(rows) for rows in shard.micro_batches], dtype=np.int64),
-        _micro_rows=np.array([r for rows in shard.micro_batches for r in rows], dtype=np.int64),
+        _micro_rows=np.array(
+            [r for rows in shard.micro_batches for r in rows], dtype=np.int64
+        ),
         _sample_weight=shard.sample_weight,
         _policy_version=np.array(shard.policy_version),
     )
@@ -258,7 +265,11 @@ def read_shard(path: Path) -> BatchShard:
     micro_batches = tuple(tuple(own.tolist()) for own in rows)
     version = int(found.pop("_policy_version"))
     own, auxiliary, state = (
-        {name.removeprefix(kind): found.pop(name) for name in list(found) if name.startswith(kind)}
+        {
+            name.removeprefix(kind): found.pop(name)
+            for name in list(found)
+            if name.startswith(kind)
+        }
         for kind in ("_own_", "_auxiliary_", "_state_")
     )
     return BatchShard(

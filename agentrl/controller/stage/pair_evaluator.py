@@ -40,7 +40,9 @@ class PairEvaluator:
         a tie counts half; ``margin``, the mean difference of the two scores.
         """
         for item in (item for item in self.sets if item.name not in done):
-            chosen, rejected = self.scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
+            chosen, rejected = (
+                self.scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
+            )
             right = (chosen > rejected) + 0.5 * (chosen == rejected)
             margin = float((chosen - rejected).mean())
             numbers = {"accuracy": float(right.mean()), "margin": margin}

@@ -82,7 +82,9 @@ class Passes:
         self._concerned = False
         self._learned: LearnedTokens
         # a role that is not built is named here
-        facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
+        facts: list[ModelInfo] = [
+            learner.call(LearningRole.facts) for learner in self.learners
+        ]
         self._length_scale = facts[0].length_scale
         self._routing = facts[0].routing
         self._share_prefixes = all(one.shares_prefixes for one in facts)
@@ -99,7 +101,9 @@ class Passes:
                 for name, own in self._passes
             ]
 
-    def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch:
+    def assemble(
+        self, groups: Sequence[TrajectoryGroup], state: TrainState
+    ) -> PlannedBatch:
         """Groups to a batch with credit and a partition."""
         stage = self.stage
         self._step = state.step + 1
@@ -107,16 +111,22 @@ class Passes:
         self.oldest_version = version - self.schedule.max_staleness
         groups, group_rows = seat_groups(groups, partial(comparable, self.algorithm))
         if stage.debug.shuffle_rewards:
-            groups = _shuffled(groups, seed_for(stage.run.seed, "shuffle_rewards", state.step))
+            groups = _shuffled(
+                groups, seed_for(stage.run.seed, "shuffle_rewards", state.step)
+            )
         if self.schedule.on_stale != "mask_tokens":
             self._assert_fresh(groups, state)
         rewards = rewards_of(groups, seed_for(stage.run.seed, "credit", state.step))
         concern = None if self._concerned else self.algorithm.concern
         if concern is not None and (told := concern(rewards)):
             self._concerned = True
-            self.recorder.warn("algorithm_concern", f"step {self._step}: {told}", step=self._step)
+            self.recorder.warn(
+                "algorithm_concern", f"step {self._step}: {told}", step=self._step
+            )
         credit = checked_credit(
-            self.algorithm.credit(rewards, state.algorithm), rewards, self.algorithm.told("credit")
+            self.algorithm.credit(rewards, state.algorithm),
+            rewards,
+            self.algorithm.told("credit"),
         )
         trained = self.algorithm.trains
         if stage.debug.train_on_tool_tokens:
@@ -133,7 +143,9 @@ class Passes:
         )
         if batch.media.size:
             # ranks read them, maybe before the store has come to their trajectories
-            self.recorder.writer.keep_images(one for group in groups for one in group.finished)
+            self.recorder.writer.keep_images(
+                one for group in groups for one in group.finished
+            )
         train = stage.train
         planned = PlannedBatch.plan(
             batch,
@@ -169,7 +181,9 @@ class Passes:
         self, batch: PlannedBatch, passes: Sequence[tuple[str, Callable[..., Any]]]
     ) -> PlannedBatch:
         samples = batch.forward()
-        begun = [self.roles[role].begin_columns(own, batch, samples) for role, own in passes]
+        begun = [
+            self.roles[role].begin_columns(own, batch, samples) for role, own in passes
+        ]
         for columns in at_once(begun):
             batch = replace(batch, batch=batch.batch.join(columns))
         return batch
@@ -193,7 +207,10 @@ class Passes:
                 break
             learners = [learner for learner in wave if learner is not None]
             found = at_once(
-                [one.begin_update(LearningRole.update, batch, mini_batch) for one in learners]
+                [
+                    one.begin_update(LearningRole.update, batch, mini_batch)
+                    for one in learners
+                ]
             )
             for learner, own in zip(learners, found, strict=True):
                 stats += self._taken(learner, batch, mini_batch, own)

@@ -100,7 +100,9 @@ class StageRun:
             copies=self.copies,
             evaluating=self.restored[1].evaluating if self.restored else "",
         )
-        self.evaluation = StageEvaluation(stage, self.evaluator, self.recorder, self.checkpointing)
+        self.evaluation = StageEvaluation(
+            stage, self.evaluator, self.recorder, self.checkpointing
+        )
         self._start: Mapping[str, object] = {}
         """Checksums of the weights that each policy starts from."""
 
@@ -142,7 +144,9 @@ class StageRun:
             self.stop.check()
             groups = self.schedule.next_groups(state.step + 1)
             episodes = self.recorder.take_episodes(groups, self.schedule.waiting())
-            again = {t.group_index for t in episodes} | {group.group_index for group in groups}
+            again = {t.group_index for t in episodes} | {
+                group.group_index for group in groups
+            }
             check_failures(episodes, self.stage, state.step + 1)
         except (EpisodesFailedError, RunInterruptedError):
             self.checkpointing.keep(state, again)
@@ -156,7 +160,9 @@ class StageRun:
         by_policy: dict[str, list[TrajectoryGroup]] = {}
         for group in groups:
             by_policy.setdefault(group.policy, []).append(group)
-        return {name: self.passes[name].assemble(own, state) for name, own in by_policy.items()}
+        return {
+            name: self.passes[name].assemble(own, state) for name, own in by_policy.items()
+        }
 
     def publish(self, state: TrainState, batches: Mapping[str, PlannedBatch]) -> TrainState:
         """Publishes the weights of the policies that the step trained.
@@ -196,7 +202,9 @@ class StageRun:
             counts["count/trained_tokens"] += passes.trained_tokens(batch)
             if self.schedule.on_stale == "mask_tokens":
                 versions = batch.batch.policy_versions
-                masked = np.count_nonzero((versions >= 0) & (versions < passes.oldest_version))
+                masked = np.count_nonzero(
+                    (versions >= 0) & (versions < passes.oldest_version)
+                )
                 counts["async/masked_tokens"] += int(masked)
         self.recorder.record_step(
             state,
@@ -261,7 +269,8 @@ class StageRun:
 
     def _checksums(self) -> dict[str, object]:
         return {
-            policy: own.model.call(LearningRole.checksum) for policy, own in self.passes.items()
+            policy: own.model.call(LearningRole.checksum)
+            for policy, own in self.passes.items()
         }
 
 

@@ -27,7 +27,9 @@ async def check_control(subject: Subject) -> None:
     if subject.takes_updates:
         await _check_updates(subject)
     engine = subject.engine
-    async with subject.holds("a closed engine says so, and fails what it has and what comes"):
+    async with subject.holds(
+        "a closed engine says so, and fails what it has and what comes"
+    ):
         _, call = await subject.running()
         await to_thread(engine.close)
         subject.hold_state("closed")
@@ -40,7 +42,9 @@ async def check_control(subject: Subject) -> None:
 async def _check_pauses(subject: Subject) -> None:
     engine = subject.engine
     for mode in get_args(PauseMode):
-        async with subject.holds(f"after pause({mode!r}) nothing is answered until resume()"):
+        async with subject.holds(
+            f"after pause({mode!r}) nothing is answered until resume()"
+        ):
             await to_thread(engine.pause, mode)
             subject.hold_state("paused")
             call = await subject.held_back(subject.request())
@@ -95,7 +99,9 @@ async def _check_updates(subject: Subject) -> None:
         await to_thread(engine.resume)
         found = set(versions(await subject.ask(subject.request())))
         hold_same("versions", found, {version + 1})
-    async with subject.holds("checksum() is of the tensors that were put, in the served dtype"):
+    async with subject.holds(
+        "checksum() is of the tensors that were put, in the served dtype"
+    ):
         sums = await to_thread(engine.checksum)
         wide = engine.layout().dtype == "float32"
         for name, tensor in tensors:
@@ -106,7 +112,9 @@ async def _check_updates(subject: Subject) -> None:
             for name, tensor in tensors:
                 read = await to_thread(engine.read, name)
                 hold(bool((read == tensor.to(read)).all()), f"{name} is another one")
-    async with subject.holds("a completion across an update tells the version of each token"):
+    async with subject.holds(
+        "a completion across an update tells the version of each token"
+    ):
         _, call = await subject.running()
         await to_thread(engine.pause, "retract")
         before, health = len(subject.told), engine.health()

@@ -64,11 +64,15 @@ async def _check_answers(subject: Subject) -> None:
     async with subject.holds("a completion carries the version served"):
         found = set(versions(await subject.ask(subject.request())))
         hold_same("versions", found, {engine.info().policy_version})
-    async with subject.holds("alternatives are the likeliest tokens beside each sampled one"):
+    async with subject.holds(
+        "alternatives are the likeliest tokens beside each sampled one"
+    ):
         for asked in (0, 3):
             answer = await subject.ask(subject.request(num_alternatives=asked))
             _hold_alternatives(answer, asked)
-    async with subject.holds("experts, where it tells any, are of every token that it has read"):
+    async with subject.holds(
+        "experts, where it tells any, are of every token that it has read"
+    ):
         completion = await subject.ask(subject.request())
         read = len(PROMPT) - 1 + concat_ids(completion.segments).size
         fault = experts_fault(completion, read, info.routing)
@@ -76,7 +80,9 @@ async def _check_answers(subject: Subject) -> None:
     if subject.spec.traits().deterministic and place.deterministic:
         async with subject.holds("a deterministic engine repeats itself"):
             one, two = [await subject.ask(subject.request()) for _ in range(2)]
-            hold_same("tokens", *(concat_ids(made.segments).tolist() for made in (one, two)))
+            hold_same(
+                "tokens", *(concat_ids(made.segments).tolist() for made in (one, two))
+            )
     async with subject.holds("release() frees what is kept for a session"):
         await subject.ask(subject.request(session="kept"))
         held = engine.health().kv_tokens
@@ -95,8 +101,12 @@ async def _check_refusals(subject: Subject) -> None:
         "a request without ids": subject.request([]),
         "a prompt over the context": subject.request([1] * info.context_tokens),
         "a completion over it": replace(subject.long(), token_ids=np.zeros(4, np.int32)),
-        "more alternatives than tokens": subject.request(num_alternatives=info.vocab_size + 1),
-        "an image that cannot be": subject.request(media=media, images=() if sees else (image,)),
+        "more alternatives than tokens": subject.request(
+            num_alternatives=info.vocab_size + 1
+        ),
+        "an image that cannot be": subject.request(
+            media=media, images=() if sees else (image,)
+        ),
     }
     if not (subject.place.stop_strings or subject.place.decode):
         bad["a stop string"] = subject.request(sampling=replace(SHORT, stop=("x",)))
@@ -104,7 +114,9 @@ async def _check_refusals(subject: Subject) -> None:
         async with subject.holds(f"{what} is refused, not to be tried again"):
             await hold_refused(subject.ask(request), False)
     async with subject.holds("a version above the served one is refused, for elsewhere"):
-        await hold_refused(subject.ask(subject.request(min_version=info.policy_version + 1)), True)
+        await hold_refused(
+            subject.ask(subject.request(min_version=info.policy_version + 1)), True
+        )
 
 
 async def _check_interruptions(subject: Subject) -> None:
@@ -132,7 +144,9 @@ async def _check_interruptions(subject: Subject) -> None:
         request, _ = await subject.running()
         twin = replace(request, session_id="another", sampling=SHORT)
         await hold_refused(subject.ask(twin), False)
-    async with subject.holds("a request that spent its deadline fails, and may be tried again"):
+    async with subject.holds(
+        "a request that spent its deadline fails, and may be tried again"
+    ):
         await hold_refused(subject.ask(subject.long(deadline_s=0.001)), True)
         await subject.until(lambda: not engine.health().running)
     async with subject.holds("no deadline passes in a pause"):

@@ -14,7 +14,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
+from agentrl.engines.base import (
+    EnginePlace,
+    EngineSpec,
+    EngineTraits,
+    HostedEngine,
+    WeightSender,
+)
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest, SamplingParams
 from agentrl.types.user_code.contract import BrokenRuleError, Contract, hold
@@ -75,7 +81,9 @@ class Subject(Contract):
             place = self.spec.resolve(self.place)
             self.engine = await to_thread(self.spec.build, place, sender)
             faces = [name for name in dir(HostedEngine) if not name.startswith("_")]
-            missing = [name for name in faces if not callable(getattr(self.engine, name, None))]
+            missing = [
+                name for name in faces if not callable(getattr(self.engine, name, None))
+            ]
             hold(not missing, f"it has no {', '.join(missing)}()")
             self.info = self.engine.info()
             self.hold_state("serving")
@@ -141,9 +149,16 @@ class Subject(Contract):
         request = self.long(on_tokens=lambda ids, _: self.told.extend(ids.tolist()))
         call = self.begin(request)
         await self.until(
-            lambda: self.told or call.done() or (self.engine.health().running and not self.streams)
+            lambda: (
+                self.told
+                or call.done()
+                or (self.engine.health().running and not self.streams)
+            )
         )
-        hold(not call.done(), "it ended before anything could happen to it; raise context_tokens")
+        hold(
+            not call.done(),
+            "it ended before anything could happen to it; raise context_tokens",
+        )
         return request, call
 
     async def held_back(self, request: GenerateRequest) -> Call:
@@ -168,6 +183,9 @@ async def hold_refused(what: Awaitable[object], *verdict: bool) -> None:
     try:
         await what
     except EngineError as error:
-        hold(not verdict or error.retryable in verdict, f"retryable is {error.retryable}: {error}")
+        hold(
+            not verdict or error.retryable in verdict,
+            f"retryable is {error.retryable}: {error}",
+        )
         return
     raise BrokenRuleError("no EngineError was raised")

@@ -200,7 +200,9 @@ class ServerClient(Protocol):
 
     async def load_folder(self, folder: str, new: NewVersion) -> None: ...
 
-    async def load_tensors(self, tensors: EncodedTensors, new: NewVersion | None) -> None: ...
+    async def load_tensors(
+        self, tensors: EncodedTensors, new: NewVersion | None
+    ) -> None: ...
 
     async def join_group(
         self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
@@ -208,7 +210,9 @@ class ServerClient(Protocol):
 
     async def leave_groups(self) -> None: ...
 
-    async def receive(self, name: str, tensors: NamedTensors, new: NewVersion | None) -> None: ...
+    async def receive(
+        self, name: str, tensors: NamedTensors, new: NewVersion | None
+    ) -> None: ...
 
     async def digests(self) -> Mapping[HeldTensor, str]:
         """The server's own digests of its weights, by names that servers of the same kind share;

@@ -119,7 +119,9 @@ class ServerControl:
                 await self.requests.drained()
             finally:
                 self.state.draining = False
-        await self.on_members(members, lambda client, _: client.pause(mode), may_lose_all=True)
+        await self.on_members(
+            members, lambda client, _: client.pause(mode), may_lose_all=True
+        )
 
     @blocking
     async def resume(self) -> None:
@@ -142,10 +144,14 @@ class ServerControl:
         members = self.pool.reachable
         running = 0 if life.paused in ("retract", "drain") else self.requests.running
         # Nothing is released so, and one that refuses leaves the others as they were.
-        await self.on_members(members, lambda client, _: client.release((), running=running))
+        await self.on_members(
+            members, lambda client, _: client.release((), running=running)
+        )
         # Before the calls: a server that dies in its own starts again once the engine is awake.
         life.sleep(tags)
-        await self.on_members(members, lambda client, _: client.release(tags, running=running))
+        await self.on_members(
+            members, lambda client, _: client.release(tags, running=running)
+        )
 
     @blocking
     async def wake(self, tags: Sequence[Tag]) -> None:
@@ -200,7 +206,11 @@ class ServerControl:
 
         # All answers are waited for, so that no call goes on behind a refusal.
         results = await asyncio.gather(
-            *(on_member(place, server) for place, server in enumerate(members) if server.reachable),
+            *(
+                on_member(place, server)
+                for place, server in enumerate(members)
+                if server.reachable
+            ),
             return_exceptions=True,
         )
         for failure in filter(None, results):
@@ -316,7 +326,9 @@ class ServerControl:
             await self.compare_digests(server)
         if (probe := self.state.probe) is not None:
             found = await server.client.score(probe.token_ids)
-            if difference := probe.difference(found, place.dtype, probe.rounding(place.dtype)):
+            if difference := probe.difference(
+                found, place.dtype, probe.rounding(place.dtype)
+            ):
                 raise EngineError(
                     f"{server.name} came up with other weights than version {life.policy_version}: "
                     f"{difference}"

@@ -129,7 +129,12 @@ class ServerEnvironment:
         return lines
 
     def build(
-        self, folder: Path, recipe: Recipe, *, torch_index: str | None, tell: Callable[[str], None]
+        self,
+        folder: Path,
+        recipe: Recipe,
+        *,
+        torch_index: str | None,
+        tell: Callable[[str], None],
     ) -> tuple[Path, bool]:
         """Makes the environment in ``folder``, or finds it made already and renews what is ours in
         it. A build that was broken off goes on.
@@ -168,14 +173,25 @@ class ServerEnvironment:
             )
         folder.mkdir(parents=True, exist_ok=True)
         mark.write_text(json.dumps({**record, "complete": False}), encoding="utf-8")
-        tell(f"making {folder} with Python {sys.version_info.major}.{sys.version_info.minor}")
+        tell(
+            f"making {folder} with Python {sys.version_info.major}.{sys.version_info.minor}"
+        )
         venv.create(folder, with_pip=True)
         index = torch_index or recipe.torch_index
         for number, step in enumerate(recipe.steps, 1):
             what = Path(step[-1]).name
             tell(f"step {number} of {len(recipe.steps)}: {what}")
-            extra = ["--extra-index-url", index] if index and what.startswith("torch==") else []
-            words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *extra]
+            extra = (
+                ["--extra-index-url", index] if index and what.startswith("torch==") else []
+            )
+            words = [
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *extra,
+            ]
             _run(python, [*words, *step], _STEP_S, f"pip install {what}")
         _place(recipe.stand_ins, python)
         tell("loading the server, to see that it can be")
@@ -196,7 +212,9 @@ def _place(files: Mapping[str, Path], python: Path) -> None:
     if not files:
         return
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = _run(python, ["-c", code], _PROOF_S, "finding the environment's packages").strip()
+    packages = _run(
+        python, ["-c", code], _PROOF_S, "finding the environment's packages"
+    ).strip()
     for target, source in files.items():
         place = Path(packages, target)
         place.parent.mkdir(exist_ok=True)

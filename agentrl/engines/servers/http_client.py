@@ -176,9 +176,13 @@ class HttpClient:
         """The objects of an answer that is a stream of server-sent events; who asks closes it."""
         timeout = httpx.Timeout(None, connect=CONNECT_S)
         with self.named(route, None):
-            async with self.http.stream("POST", route, json=body, timeout=timeout) as response:
+            async with self.http.stream(
+                "POST", route, json=body, timeout=timeout
+            ) as response:
                 if response.status_code >= 400:
-                    raise refusal(self.name, route, response.status_code, await response.aread())
+                    raise refusal(
+                        self.name, route, response.status_code, await response.aread()
+                    )
                 async for event in events(response.aiter_bytes()):
                     yield self.object(route, event)
 

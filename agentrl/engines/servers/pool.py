@@ -123,7 +123,9 @@ class ServerPool:
         no other, they have ``startup_timeout_s`` for that."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._state.kind.spec.startup_timeout_s
-        while away := [server for server in self.servers if server.given and not server.serving]:
+        while away := [
+            server for server in self.servers if server.given and not server.serving
+        ]:
             answers = await asyncio.gather(*(server.healthy() for server in away))
             for server, healthy in zip(away, answers, strict=True):
                 server.state = "returning" if healthy else "lost"
@@ -137,7 +139,9 @@ class ServerPool:
             # One that was started here goes on to be compared with the others.
             if server.given and server.state == "returning":
                 server.state = "serving"
-                self._log(server, "server_returned", f"{server.name} answers again, and serves")
+                self._log(
+                    server, "server_returned", f"{server.name} answers again, and serves"
+                )
 
     async def settle(self) -> None:
         """Waits until no server is starting or joining; while the engine sleeps none starts."""
@@ -178,7 +182,9 @@ class ServerPool:
     def describe(self) -> str:
         """The servers' states, and what went wrong last."""
         states = ", ".join(f"{server.name} is {server.state}" for server in self.servers)
-        return states + (f"; last problem: {self._last_problem}" if self._last_problem else "")
+        return states + (
+            f"; last problem: {self._last_problem}" if self._last_problem else ""
+        )
 
     async def _watch(self, server: Server) -> None:
         """Looks at a server as long as the engine lives; while servers are paused, their health
@@ -193,7 +199,10 @@ class ServerPool:
                 misses = 0
             elif server.exited:
                 self.lose(server, "its process ended")
-            elif state.generates and loop.time() - last_look > state.kind.spec.health_interval_s:
+            elif (
+                state.generates
+                and loop.time() - last_look > state.kind.spec.health_interval_s
+            ):
                 healthy = await server.healthy()
                 last_look = loop.time()
                 # A pause that began during the look is no miss: no server answers in one.
@@ -211,9 +220,8 @@ class ServerPool:
             try:
                 await self._start(server)
             except Exception as error:  # noqa: BLE001 - boundary: whatever it is, it has an end
-                self._last_problem = (
-                    f"{server.name}, start {server.restarts + 1}: {type(error).__name__}: {error}"
-                )
+                start = f"{server.name}, start {server.restarts + 1}"
+                self._last_problem = f"{start}: {type(error).__name__}: {error}"
                 self._tell(server, "server_start_failed", self._last_problem)
                 continue
             server.state = "serving"
@@ -242,11 +250,18 @@ class ServerPool:
         counts = {"count/lost_servers": float(lost), "time/server_away_s": away_s}
         message = self._log(server, event, text, level, away_s=away_s)
         self.notices.append(
-            EngineNotice(event, message, {name: value for name, value in counts.items() if value})
+            EngineNotice(
+                event, message, {name: value for name, value in counts.items() if value}
+            )
         )
 
     def _log(
-        self, server: Server, event: str, text: str, level: int = logging.INFO, **fields: float
+        self,
+        server: Server,
+        event: str,
+        text: str,
+        level: int = logging.INFO,
+        **fields: float,
     ) -> str:
         """An event for the log alone, of which no person need hear; its message."""
         message = f"{text} [{self.engine}]"

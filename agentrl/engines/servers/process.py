@@ -42,7 +42,9 @@ class ServerProcess:
         MachineError: it cannot be started at all.
     """
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, command: list[str], environment: Mapping[str, str], log: Path
+    ) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._start = log.stat().st_size if log.exists() else 0
@@ -57,7 +59,13 @@ class ServerProcess:
         # where torch keeps compiled kernels for later starts: beside the folder that ends with the
         # server
         kernels = f"torchinductor_{os.environ.get('USER') or os.getuid()}"
-        guarded = [sys.executable, "-I", str(Path(supervise.__file__)), str(os.getpid()), str(told)]
+        guarded = [
+            sys.executable,
+            "-I",
+            str(Path(supervise.__file__)),
+            str(os.getpid()),
+            str(told),
+        ]
         try:
             with log.open("ab") as output:
                 starter = subprocess.Popen(
@@ -66,7 +74,9 @@ class ServerProcess:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env={
-                        "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), kernels)),
+                        "TORCHINDUCTOR_CACHE_DIR": str(
+                            Path(tempfile.gettempdir(), kernels)
+                        ),
                         **environment,
                         supervise.MARKER: self._marker,
                         "TMPDIR": folder,
@@ -117,7 +127,9 @@ class ServerProcess:
         """Ends it with all that it started; a second call does nothing."""
         if self._pipe is not None and not self._pipe.closed:
             self._pipe.close()
-        if self._exit_code is None and not self._wait(_END_S, lambda: self.exit_code is not None):
+        if self._exit_code is None and not self._wait(
+            _END_S, lambda: self.exit_code is not None
+        ):
             self._exit_code = -signal.SIGKILL
             self._end_orphans()
         if self._status >= 0:
@@ -141,7 +153,9 @@ class ServerProcess:
         while not ready():
             left = end - time.monotonic()
             if left <= 0 or (
-                select.select([self._status], [], [], left)[0] and self._listen() and not ready()
+                select.select([self._status], [], [], left)[0]
+                and self._listen()
+                and not ready()
             ):
                 return ready()
         return True

@@ -41,7 +41,9 @@ class _Flight:
     aborted: bool = False
     told: int = 0
 
-    def tell(self, listener: Callable[[Ids, Logprobs], None], ids: Ids, logprobs: Logprobs) -> None:
+    def tell(
+        self, listener: Callable[[Ids, Logprobs], None], ids: Ids, logprobs: Logprobs
+    ) -> None:
         """Counts the tokens that the request's listener is told."""
         self.told += ids.size
         listener(ids, logprobs)
@@ -80,7 +82,9 @@ class Requests:
         require_new(request, self._flights)
         flight = _Flight(request)
         if request.on_tokens is not None:
-            flight.request = replace(request, on_tokens=partial(flight.tell, request.on_tokens))
+            flight.request = replace(
+                request, on_tokens=partial(flight.tell, request.on_tokens)
+            )
         self._flights[request.request_id] = flight
         timeout = PausableTimeout(request.deadline_s, self._state.life.clock)
         try:
@@ -104,7 +108,9 @@ class Requests:
             flight.aborted = True
         # those that wait for a server
         await self._state.notify()
-        await asyncio.gather(*(self._forget(one.server, one.rid) for one in flights if one.server))
+        await asyncio.gather(
+            *(self._forget(one.server, one.rid) for one in flights if one.server)
+        )
 
     async def release(self, session_id: str) -> None:
         """See ``RolloutEngine.release``. The server's cache forgets by itself: least recently used
@@ -122,7 +128,9 @@ class Requests:
                 usage = TokenUsage(request.token_ids.size, 0)
                 return Completion(request.request_id, (), "abort", usage)
             flight.server = server
-            flight.rid = f"{request.request_id}#{self._state.labels.owner}.{next(self._numbers)}"
+            flight.rid = (
+                f"{request.request_id}#{self._state.labels.owner}.{next(self._numbers)}"
+            )
             try:
                 return await self._attempt(flight, server)
             except ServerLostError as error:
@@ -194,7 +202,9 @@ class Requests:
                     raise EngineError(str(life.error()), retryable=not life.fault)
                 if life.paused is None:
                     life.require_version(request)
-                    if (server := self._pool.router.choose(request.session_id, failed)) is not None:
+                    if (
+                        server := self._pool.router.choose(request.session_id, failed)
+                    ) is not None:
                         return server
                     self._pool.require_any_live()
                 # Not every change is notified. A start has limits of its own, after which no server

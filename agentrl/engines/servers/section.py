@@ -22,7 +22,15 @@ from agentrl.engines.servers.environment import ServerEnvironment
 from agentrl.errors import ConfigError, MachineError
 from agentrl.llm.server import is_http_url
 from agentrl.store.remote_folder import is_url
-from agentrl.types.section import ActsWith, Arguments, Count, Fraction, Listed, Natural, Seconds
+from agentrl.types.section import (
+    ActsWith,
+    Arguments,
+    Count,
+    Fraction,
+    Listed,
+    Natural,
+    Seconds,
+)
 from agentrl.types.user_code.load import load_object
 
 OF_STARTED = ActsWith("urls", only=((),))
@@ -150,7 +158,10 @@ class ServersSpec(EngineSpec):
                 f"='{folder}' is a URL, and servers load weights from a folder; set weights_mount "
                 "to the one as which they see it",
             )
-        paths = {"weights_folder": "/" if is_url(folder) else folder, "weights_mount": mount or "/"}
+        paths = {
+            "weights_folder": "/" if is_url(folder) else folder,
+            "weights_mount": mount or "/",
+        }
         for name, path in paths.items():
             if not path.startswith("/"):
                 raise self.broken(

@@ -16,7 +16,9 @@ from agentrl.engines.servers.process import ServerProcess
 from agentrl.errors import EngineError, MachineError
 from agentrl.metrics.memory import OUT_OF_MEMORY
 
-ServerState: TypeAlias = Literal["starting", "joining", "serving", "lost", "returning", "gone"]
+ServerState: TypeAlias = Literal[
+    "starting", "joining", "serving", "lost", "returning", "gone"
+]
 """``joining``: it has started, and no update begins before it has the weights served now; ``lost``:
 it does not answer, and may come back; ``returning``: it answers, and serves once it was taken along
 by an update; ``gone``: it was given up."""
@@ -99,7 +101,9 @@ class Server:
         """
         await self.end()
         with reserved_port() as port:
-            self._client = self._kind.client(self.name, self._url or server_url(port), self._labels)
+            self._client = self._kind.client(
+                self.name, self._url or server_url(port), self._labels
+            )
             if not self.given:
                 command = self._kind.command(model=model, port=port)
                 self._process = ServerProcess(
@@ -115,7 +119,9 @@ class Server:
         try:
             return not self.exited and await self.client.healthy(_HEALTH_S)
         except Exception as error:  # noqa: BLE001 - boundary: who watches it goes on
-            logger.warning("%s cannot be asked: %s: %s", self.name, type(error).__name__, error)
+            logger.warning(
+                "%s cannot be asked: %s: %s", self.name, type(error).__name__, error
+            )
             return False
 
     def lose(self) -> None:

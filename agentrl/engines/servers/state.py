@@ -62,7 +62,10 @@ class ServersState:
     @property
     def names(self) -> set[str]:
         """Tensors that a server may hold; a tied head is the embedding under a second name."""
-        return {*self.shapes, *({"lm_head.weight"} if self.kind.sizes.ties_embeddings else ())}
+        return {
+            *self.shapes,
+            *({"lm_head.weight"} if self.kind.sizes.ties_embeddings else ()),
+        }
 
     @property
     def generates(self) -> bool:
@@ -92,7 +95,9 @@ class ServersState:
     def weights_folders(self) -> tuple[str, str]:
         """Where this engine alone may write weights, and the folder as which its servers see it."""
         spec = self.kind.spec
-        written = spec.weights_folder or str(Path(self.kind.place.folder, "weights").resolve())
+        written = spec.weights_folder or str(
+            Path(self.kind.place.folder, "weights").resolve()
+        )
         seen = spec.weights_mount or written
         owner = self.labels.owner
         return f"{written.rstrip('/')}/{owner}", f"{seen.rstrip('/')}/{owner}"

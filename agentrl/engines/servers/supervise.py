@@ -86,7 +86,9 @@ def end_server(marker: str, session: int | None = None, *, is_ours: bool = False
             late = time.monotonic() > end
             for pid in members:
                 is_tracker = _TRACKER in _read(pid, "cmdline")
-                if pid not in asked and (number == signal.SIGTERM or late or not is_tracker):
+                if pid not in asked and (
+                    number == signal.SIGTERM or late or not is_tracker
+                ):
                     asked.add(pid)
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
@@ -119,7 +121,9 @@ def server_processes(
     marked = {pid for pid in sessions if wanted in environment(pid)}
     own = {sessions[pid] for pid in marked} | ({session} if session is not None else set())
     own = {
-        one for one in own if one in marked or one not in sessions or (is_ours and one == session)
+        one
+        for one in own
+        if one in marked or one not in sessions or (is_ours and one == session)
     }
     return [pid for pid, its in sessions.items() if pid in marked or its in own]
 
@@ -147,7 +151,9 @@ def remove_leftovers(folder: str) -> None:
     """
     with contextlib.suppress(OSError):
         left = {
-            path for path in Path(folder, _LISTING).read_text().split("\n") if os.path.exists(path)
+            path
+            for path in Path(folder, _LISTING).read_text().split("\n")
+            if os.path.exists(path)
         }
         if left:
             left -= _shared_files(processes())
@@ -249,7 +255,10 @@ def _shared_files(pids: Iterable[int], since: float = 0.0) -> set[str]:
             paths |= {os.readlink(one.path) for one in os.scandir(f"/proc/{pid}/fd")}
         for path in paths:
             with contextlib.suppress(OSError):
-                if os.path.dirname(path) == _SHARED_MEMORY and os.lstat(path).st_ctime >= since:
+                if (
+                    os.path.dirname(path) == _SHARED_MEMORY
+                    and os.lstat(path).st_ctime >= since
+                ):
                     found.add(path)
     return found
 

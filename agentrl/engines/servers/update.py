@@ -41,7 +41,9 @@ class ServerUpdate:
         timeout_s: of one call.
     """
 
-    def __init__(self, control: ServerControl, version: int, servers: Sequence[Server]) -> None:
+    def __init__(
+        self, control: ServerControl, version: int, servers: Sequence[Server]
+    ) -> None:
         state = control.state
         self.version = version
         self.servers = tuple(servers)

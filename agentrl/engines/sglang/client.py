@@ -87,7 +87,9 @@ class SGLangClient(HttpClient):
 
     def shards(self, shapes: Mapping[str, tuple[int, ...]]) -> Shards:
         """See ``ServerClient.shards``."""
-        return rank_shards(self._place, shapes, self.num_ranks, str(self._info.get("device")))
+        return rank_shards(
+            self._place, shapes, self.num_ranks, str(self._info.get("device"))
+        )
 
     async def probe(self) -> None:
         """See ``ServerClient.probe``."""
@@ -159,7 +161,9 @@ class SGLangClient(HttpClient):
     async def pause(self, mode: PauseMode) -> None:
         """Stops generating; ``retract`` gives the KV of running requests up."""
         # SGLang has no mode that waits. Nothing runs by now, so that nothing is retracted.
-        await self.act("/pause_generation", {"mode": "retract" if mode == "drain" else mode})
+        await self.act(
+            "/pause_generation", {"mode": "retract" if mode == "drain" else mode}
+        )
 
     async def resume(self) -> None:
         """Goes on generating."""
@@ -227,7 +231,8 @@ class SGLangClient(HttpClient):
         """
         body = {
             # Each rank reads the entry of its own number.
-            "serialized_named_tensors": [*tensors.texts] * (self.num_ranks // len(tensors.texts)),
+            "serialized_named_tensors": [*tensors.texts]
+            * (self.num_ranks // len(tensors.texts)),
             "load_format": tensors.form,
         }
         await self._load("/update_weights_from_tensor", body, new)
@@ -255,7 +260,9 @@ class SGLangClient(HttpClient):
             name = self._groups.pop()
             await self._success("/destroy_weights_update_group", {"group_name": name})
 
-    async def receive(self, name: str, tensors: NamedTensors, new: NewVersion | None) -> None:
+    async def receive(
+        self, name: str, tensors: NamedTensors, new: NewVersion | None
+    ) -> None:
         """Receives tensors by broadcast, one after the other; returns when they are loaded.
 
         Args:
@@ -302,7 +309,9 @@ class SGLangClient(HttpClient):
         if self.version < DIGESTS_SINCE:
             return []
         timeout_s = self.spec.update_timeout_s
-        answer = await self.json("/weights_checker", {"action": "checksum"}, timeout_s=timeout_s)
+        answer = await self.json(
+            "/weights_checker", {"action": "checksum"}, timeout_s=timeout_s
+        )
         try:
             ranks = [dict(rank["checksums"]) for rank in answer["ranks"]]
         except (KeyError, TypeError, ValueError):
@@ -311,7 +320,9 @@ class SGLangClient(HttpClient):
             raise ServerLostError(f"{self.name} made no checksums: {answer.get('message')}")
         return ranks
 
-    async def _stream(self, body: Mapping[str, Any], request: GenerateRequest) -> Mapping[str, Any]:
+    async def _stream(
+        self, body: Mapping[str, Any], request: GenerateRequest
+    ) -> Mapping[str, Any]:
         """The last of the answers of a request that tells its tokens as they come."""
         route = "/generate"
         answer: Mapping[str, Any] | None = None
@@ -323,7 +334,9 @@ class SGLangClient(HttpClient):
             raise ServerLostError(f"{self.name} answered {route} with a stream of nothing")
         return answer
 
-    async def _load(self, route: str, body: Mapping[str, Any], new: NewVersion | None) -> None:
+    async def _load(
+        self, route: str, body: Mapping[str, Any], new: NewVersion | None
+    ) -> None:
         """A call that brings weights; requests in flight go on."""
         labelled = {"weight_version": new.label} if new else {}
         flush = new is not None and new.flush

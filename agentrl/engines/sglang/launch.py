@@ -115,7 +115,9 @@ class SGLangServers(ProgramServers[SGLangEngineSpec]):
 
     def bucket(self, arrays: Sequence[WeightArray]) -> EncodedTensors:
         """See ``ServerKind.bucket``: base64 of the pickled bucket."""
-        pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(arrays)
+        pickled = load_object("agentrl.engines.sglang.tensor_bucket:flattened_bucket")(
+            arrays
+        )
         return EncodedTensors((base64.b64encode(pickled).decode(),), "flattened_bucket")
 
     def shared(self, by_rank: Sequence[bytes]) -> EncodedTensors:

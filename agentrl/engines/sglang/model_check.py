@@ -45,10 +45,14 @@ def model_problem(
     with suppress(DataError):
         other = read_config(str(info.get("model_path")))
         held = tensor_shapes(Path(str(info.get("model_path"))))
-        unknown = next((name for name in held if name not in own and name != "lm_head.weight"), "")
+        unknown = next(
+            (name for name in held if name not in own and name != "lm_head.weight"), ""
+        )
     told = {key: served.get(key) for key in ("architectures", "model_type")}
     told = {key: value for key, value in told.items() if value is not None}
-    shape = {key: other.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    shape = {
+        key: other.get(key) for key in ("vocab_size", "hidden_size", "num_hidden_layers")
+    }
     for key, value in (told | shape).items():
         if value != config.get(key):
             return (

@@ -41,7 +41,9 @@ class SGLangEngineSpec(ServersSpec):
 
     @property
     def _shares_gpu(self) -> bool:
-        return super()._shares_gpu and "base-gpu-id" not in map(argument_name, self.server_args)
+        return super()._shares_gpu and "base-gpu-id" not in map(
+            argument_name, self.server_args
+        )
 
     def traits(self) -> EngineTraits:
         """See ``EngineSpec.traits``."""

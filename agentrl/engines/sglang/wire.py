@@ -34,7 +34,9 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     return {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
-        **chosen(sampling, "top_p", "top_k", "min_p", "stop_token_ids", "stop", "json_schema"),
+        **chosen(
+            sampling, "top_p", "top_k", "min_p", "stop_token_ids", "stop", "json_schema"
+        ),
     }
 
 
@@ -174,7 +176,9 @@ def _alternatives(
     meta: Mapping[str, Any], count: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """Ids and logprobs ``[n, count]`` of the most likely tokens, as the server sorted them."""
-    rows = [scored(triples) for triples in meta["output_top_logprobs"] or ()] if count else []
+    rows = (
+        [scored(triples) for triples in meta["output_top_logprobs"] or ()] if count else []
+    )
     ids = np.array([ids for ids, _ in rows], np.int32).reshape(len(rows), count)
     return ids, np.array([logprobs for _, logprobs in rows], np.float32).reshape(ids.shape)
 
@@ -185,5 +189,6 @@ def _spans(meta: Mapping[str, Any], size: int) -> list[Span]:
     if spans is None:
         return [(str(meta["weight_version"]), 0, size)]
     return [
-        (str(span["version"]), int(span["start"]), min(int(span["end"]), size)) for span in spans
+        (str(span["version"]), int(span["start"]), min(int(span["end"]), size))
+        for span in spans
     ]

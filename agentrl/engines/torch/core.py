@@ -30,7 +30,9 @@ from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
 from agentrl.types.arrays import common_prefix
 
-LOWER = ("lower EnginePlace.max_running, EnginePlace.context_tokens or EnginePlace.kv_tokens",)
+LOWER = (
+    "lower EnginePlace.max_running, EnginePlace.context_tokens or EnginePlace.kv_tokens",
+)
 """What takes less memory in this engine."""
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8
@@ -235,7 +237,9 @@ class TorchScheduler:
                 "max_new_tokens or EnginePlace.max_running"
             )
             self._answer(job, EngineError(message))
-        self._next_expiry = min((job.deadline for job in self._jobs.values()), default=float("inf"))
+        self._next_expiry = min(
+            (job.deadline for job in self._jobs.values()), default=float("inf")
+        )
 
     def _worth_prefilling(self) -> bool:
         """Whether to prefill now, or to let the running rows go on until more has come to be
@@ -280,7 +284,10 @@ class TorchScheduler:
             self._prefill(list(pending.values()))
 
     def _enter(
-        self, job: ScheduledRequest, session: KVSession, pending: dict[bytes | int, WaitingPrefill]
+        self,
+        job: ScheduledRequest,
+        session: KVSession,
+        pending: dict[bytes | int, WaitingPrefill],
     ) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
         state = self._rows
@@ -288,7 +295,9 @@ class TorchScheduler:
         row = state.cache.place(session)
         # the last id must be fed again for its logits, so at most n-1 positions are taken from the
         # cache
-        reused = self._reusable(common_prefix(ids[:-1], state.table.held(row)), session.pure)
+        reused = self._reusable(
+            common_prefix(ids[:-1], state.table.held(row)), session.pure
+        )
         sibling = None if reused else pending.get(ids.tobytes())
         if sibling is not None:
             sibling.rows.append(row)
@@ -371,7 +380,9 @@ class TorchScheduler:
         """
         table = self._rows.table
         device = self._weights.device
-        draws = torch.from_numpy(uniforms(table.seeds[rows], self.next_positions(rows))).to(device)
+        draws = torch.from_numpy(uniforms(table.seeds[rows], self.next_positions(rows))).to(
+            device
+        )
         drawn = sample(logits, draws, params, exact=self._weights.exact).on_host()
         if live.size < rows.size:
             drawn = drawn.of(live)
@@ -432,7 +443,9 @@ class TorchScheduler:
             if found is not None:
                 self._finish(row, "stop", found)
 
-    def _finish(self, row: int, reason: FinishReason, stop_string: str | None = None) -> None:
+    def _finish(
+        self, row: int, reason: FinishReason, stop_string: str | None = None
+    ) -> None:
         job = self._leave(row)
         self._answer(job, job.completion(reason, self.now(), stop_string))
 
@@ -467,7 +480,10 @@ class TorchScheduler:
         if self._running and not self._plan.in_order:
             for one, other in exchanges(self._rows.table.keys(self._plan.num_rows)):
                 self._rows.cache.swap(one, other)
-                jobs = {other: self._running.pop(one, None), one: self._running.pop(other, None)}
+                jobs = {
+                    other: self._running.pop(one, None),
+                    one: self._running.pop(other, None),
+                }
                 for row, job in jobs.items():
                     if job is not None:
                         job.row = row

@@ -83,7 +83,9 @@ class TorchEngine:
                 )
             self._core = self.scheduler(plan, model, self._life, place.decode)
         self._model = model
-        self._thread = EngineThread(self._core, self._life, spec.num_threads or place.num_threads)
+        self._thread = EngineThread(
+            self._core, self._life, spec.num_threads or place.num_threads
+        )
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``. A session's requests run one after the other."""
@@ -158,7 +160,9 @@ class TorchEngine:
             self._model.begin()
 
         self._thread.call(begin)
-        return TorchUpdateSession(version, self._life, self._core, self._model, self._thread)
+        return TorchUpdateSession(
+            version, self._life, self._core, self._model, self._thread
+        )
 
     def checksum(self) -> Mapping[str, int]:
         """See ``EngineControl.checksum``."""

@@ -48,7 +48,9 @@ class ScheduledRequest:
     future: asyncio.Future[Completion]
     submitted: float
     ids: npt.NDArray[np.int32]
-    logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    logprobs: npt.NDArray[np.float32] = field(
+        default_factory=lambda: np.zeros(0, dtype=np.float32)
+    )
     marks: list[tuple[int, int]] = field(default_factory=list)
     alternatives: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = field(
         default_factory=list
@@ -83,7 +85,9 @@ class ScheduledRequest:
             self.future.set_result(self.answer)
 
     def completed_stop(
-        self, decode: Callable[[npt.NDArray[np.int32]], str] | None, sampled: npt.NDArray[np.int32]
+        self,
+        decode: Callable[[npt.NDArray[np.int32]], str] | None,
+        sampled: npt.NDArray[np.int32],
     ) -> str | None:
         """The stop string that the last sampled token completed.
 
@@ -119,7 +123,9 @@ class ScheduledRequest:
         given = self.alternatives[first:end]
         side = alternatives_side(*map(np.stack, zip(*given, strict=True))) if given else {}
         ids = self.ids[self.num_prompt + first : self.num_prompt + end]
-        return Segment(SegmentKind.POLICY, ids, self.logprobs[first:end], version, side=side)
+        return Segment(
+            SegmentKind.POLICY, ids, self.logprobs[first:end], version, side=side
+        )
 
     def completion(
         self, finish_reason: FinishReason, now: float, stop_string: str | None = None

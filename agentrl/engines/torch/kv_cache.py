@@ -60,10 +60,14 @@ class KVCache:
             (2, shape.num_layers, rows, K, self.capacity, E), dtype=dtype, device=device
         )
         self.keys, self.values = self._both
-        self.bias = torch.full((rows, K, self.capacity), float("-inf"), dtype=dtype, device=device)
+        self.bias = torch.full(
+            (rows, K, self.capacity), float("-inf"), dtype=dtype, device=device
+        )
         # a row without any visible key would be NaN
         self.bias[:, :, 0] = 0.0
-        self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
+        self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(
+            rows, K
+        )
         self.flat = list(zip(*self._both.view(2, shape.num_layers, -1, E), strict=True))
         self._flat_bias = self.bias.view(-1)
         self.routing = shape.routing
@@ -74,7 +78,9 @@ class KVCache:
         )
 
         # one more: what follows the last position
-        self._shifts = torch.zeros((rows, self.capacity + 1), dtype=torch.int64, device=device)
+        self._shifts = torch.zeros(
+            (rows, self.capacity + 1), dtype=torch.int64, device=device
+        )
 
     def in_blocks(self, keys: int) -> int:
         """So many keys, rounded up to whole blocks."""
@@ -90,9 +96,9 @@ class KVCache:
 
     def flat_index(self, rows_M: Tensor, positions_MT: Tensor) -> Tensor:
         """Flat index ``[M·T·K]`` of a chunk's positions."""
-        return (self._row_base.index_select(0, rows_M)[:, None, :] + positions_MT[:, :, None]).view(
-            -1
-        )
+        return (
+            self._row_base.index_select(0, rows_M)[:, None, :] + positions_MT[:, :, None]
+        ).view(-1)
 
     def read(self, layer: int, rows: Tensor | int, num_keys: int) -> tuple[Tensor, Tensor]:
         """Keys and values ``[n, K, num_keys, E]``: views of the first ``rows``, or copies of those
@@ -121,7 +127,9 @@ class KVCache:
         """``[end - first, L, k]`` a copy of a row's experts; None of a dense model."""
         if self.routing is None:
             return None
-        found: Experts = self._experts[row, first:end].cpu().numpy().astype(self.routing.dtype)
+        found: Experts = (
+            self._experts[row, first:end].cpu().numpy().astype(self.routing.dtype)
+        )
         return found
 
     def set_visible(self, row: int, length: int) -> None:

@@ -65,7 +65,10 @@ class Prefiller:
                 for target in item.rows[1:]:
                     self.kv.copy(item.rows[0], target, item.first)
             if done:
-                yield finished, last_logits if len(done) == len(batch) else last_logits[done]
+                yield (
+                    finished,
+                    last_logits if len(done) == len(batch) else last_logits[done],
+                )
 
     def _batch(self, work: Sequence[WaitingPrefill]) -> list[WaitingPrefill]:
         """The longest leading run of ``work`` (sorted by length) that wastes little on padding."""
@@ -77,7 +80,9 @@ class Prefiller:
             tokens = min(item.remaining, _CHUNK)
             padded = tokens * (len(batch) + 1)
             keys = max(entry.first for entry in (*batch, item)) + tokens
-            too_large = padded > _BATCH_TOKENS or padded * keys * self.num_heads > _SCORE_BUDGET
+            too_large = (
+                padded > _BATCH_TOKENS or padded * keys * self.num_heads > _SCORE_BUDGET
+            )
             if batch and (too_large or padded > 1.5 * (useful + tokens) + 32):
                 break
             batch.append(item)

@@ -88,7 +88,10 @@ class Drawn(NamedTuple):
 
     def on_host(self) -> HostDrawn:
         """The same as arrays, by one transfer."""
-        columns = [self.ids[:, None].to(torch.int32), self.logprobs[:, None].view(torch.int32)]
+        columns = [
+            self.ids[:, None].to(torch.int32),
+            self.logprobs[:, None].view(torch.int32),
+        ]
         if self.alternative_ids is not None and self.alternative_logprobs is not None:
             columns.append(self.alternative_ids.to(torch.int32))
             columns.append(self.alternative_logprobs.contiguous().view(torch.int32))
@@ -150,13 +153,19 @@ def sample(
     threshold = uniforms_N[:, None] * cumulative[:, -1:]
     # From the right, so that a threshold of 0 passes over tokens of probability 0. A NaN has no
     # place and is clamped to one; its logprob tells.
-    ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits_NV.shape[-1] - 1)
+    ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(
+        max=logits_NV.shape[-1] - 1
+    )
     if rows.greedy is not None:
         ids = torch.where(rows.greedy, logits_NV.argmax(-1, keepdim=True), ids)
     logprobs_NV = logits_NV.log_softmax(-1) if exact else None
 
     def logprobs_of(ids: Tensor) -> Tensor:
-        return probs.gather(1, ids).log_() if logprobs_NV is None else logprobs_NV.gather(1, ids)
+        return (
+            probs.gather(1, ids).log_()
+            if logprobs_NV is None
+            else logprobs_NV.gather(1, ids)
+        )
 
     drawn = ids.view(-1), logprobs_of(ids).view(-1)
     if not rows.num_alternatives:

@@ -30,7 +30,9 @@ class EngineThread:
     every later one.
     """
 
-    def __init__(self, core: TorchScheduler, life: EngineLife, num_threads: int | None) -> None:
+    def __init__(
+        self, core: TorchScheduler, life: EngineLife, num_threads: int | None
+    ) -> None:
         self._core = core
         self._life = life
         self._num_threads = num_threads
@@ -39,7 +41,9 @@ class EngineThread:
         # guards the end: a call is posted before the engine is closed, or refused
         self._ending = threading.Lock()
         self._drained: Future[None] | None = None
-        self._thread = threading.Thread(target=self._main, name="agentrl-torch-engine", daemon=True)
+        self._thread = threading.Thread(
+            target=self._main, name="agentrl-torch-engine", daemon=True
+        )
         self._thread.start()
 
     def post(self, function: Callable[[], object]) -> bool:

@@ -7,7 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
+from agentrl.engines.base import (
+    EnginePlace,
+    EngineSpec,
+    EngineTraits,
+    HostedEngine,
+    WeightSender,
+)
 from agentrl.errors import ConfigError
 from agentrl.types.section import Count
 from agentrl.types.user_code.load import load_object
@@ -96,5 +102,7 @@ class TorchEngineSpec(EngineSpec):
         Raises:
             EngineError: the folder cannot be read, or holds a model that is not computed here.
         """
-        engine: HostedEngine = load_object("agentrl.engines.torch.engine:TorchEngine")(place, self)
+        engine: HostedEngine = load_object("agentrl.engines.torch.engine:TorchEngine")(
+            place, self
+        )
         return engine

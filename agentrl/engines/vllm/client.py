@@ -126,7 +126,9 @@ class VLLMClient(HttpClient):
             size = ModelSizes.read(self._place).vocab_size
             plain, cut = [
                 read_table(
-                    await self._generated(body, self.spec.startup_timeout_s), size, server=self.name
+                    await self._generated(body, self.spec.startup_timeout_s),
+                    size,
+                    server=self.name,
                 )
                 for body in probe_bodies(size)
             ]
@@ -151,12 +153,16 @@ class VLLMClient(HttpClient):
                 answer = await self._stream(body, request)
         finally:
             self._held -= 1
-        return read_answer(request, answer, server=self.name, version_of=self._labels.version_of)
+        return read_answer(
+            request, answer, server=self.name, version_of=self._labels.version_of
+        )
 
     async def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """See ``ServerClient.score``: each token is asked for behind those before it, since vLLM
         gives the tokens of a prompt no logprobs in this mode."""
-        bodies = [score_body(token_ids[:end], token_ids[end]) for end in range(1, len(token_ids))]
+        bodies = [
+            score_body(token_ids[:end], token_ids[end]) for end in range(1, len(token_ids))
+        ]
         seconds = self.spec.call_timeout_s
         answers = await asyncio.gather(*(self._generated(body, seconds) for body in bodies))
         size = ModelSizes.read(self._place).vocab_size
@@ -237,13 +243,17 @@ class VLLMClient(HttpClient):
         self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
     ) -> None:
         """See ``ServerClient.join_group``."""
-        await self._workers("join_agentrl_group", name, host, port, rank, world_size, backend)
+        await self._workers(
+            "join_agentrl_group", name, host, port, rank, world_size, backend
+        )
 
     async def leave_groups(self) -> None:
         """See ``ServerClient.leave_groups``."""
         await self._workers("leave_agentrl_groups")
 
-    async def receive(self, name: str, tensors: NamedTensors, new: NewVersion | None) -> None:
+    async def receive(
+        self, name: str, tensors: NamedTensors, new: NewVersion | None
+    ) -> None:
         """See ``ServerClient.receive``."""
         dtypes = [dtype_name(tensor) for _, tensor in tensors]
         shapes = [tensor.shape for _, tensor in tensors]
@@ -281,10 +291,14 @@ class VLLMClient(HttpClient):
         if new.flush and not await self._dropped_kv():
             raise ServerLostError(f"{self.name} did not drop the KV of older weights")
 
-    async def _generated(self, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+    async def _generated(
+        self, body: Mapping[str, Any], timeout_s: float
+    ) -> Mapping[str, Any]:
         return await self.json(_GENERATE, body, timeout_s=timeout_s)
 
-    async def _stream(self, body: Mapping[str, Any], request: GenerateRequest) -> Mapping[str, Any]:
+    async def _stream(
+        self, body: Mapping[str, Any], request: GenerateRequest
+    ) -> Mapping[str, Any]:
         """The answer to a request that tells its tokens as they come."""
         found: list[Mapping[str, Any]] = []
         asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -310,4 +324,6 @@ class VLLMClient(HttpClient):
 
     async def _order(self, route: str, **query: str | list[str]) -> None:
         """A call whose arguments are in its address."""
-        await self._update(f"{route}?{urlencode(query, doseq=True)}" if query else route, {})
+        await self._update(
+            f"{route}?{urlencode(query, doseq=True)}" if query else route, {}
+        )

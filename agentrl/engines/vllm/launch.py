@@ -133,7 +133,8 @@ class VLLMServers(ProgramServers[VLLMEngineSpec]):
     @property
     def _head_size(self) -> int:
         return int(
-            self._text.get("head_dim") or int(self._text["hidden_size"]) // self.sizes.num_heads
+            self._text.get("head_dim")
+            or int(self._text["hidden_size"]) // self.sizes.num_heads
         )
 
     @property

@@ -13,7 +13,13 @@ from agentrl.engines.servers.http_client import ServerLostError
 from agentrl.engines.servers.program.answer import Answer
 from agentrl.engines.servers.program.prompt import single_placeholders
 from agentrl.errors import EngineError, TokenMismatchError
-from agentrl.types import Completion, FinishReason, GenerateRequest, SamplingParams, TokenUsage
+from agentrl.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    TokenUsage,
+)
 from agentrl.types.arrays import F32, I32
 
 _NO_LOGPROB = -9999.0
@@ -161,7 +167,9 @@ def read_answer(
             finish_reason=reason,
             stop_string=stop if reason == "stop" and isinstance(stop, str) else None,
             usage=TokenUsage(int(usage["prompt_tokens"]), int(usage["completion_tokens"])),
-            cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
+            cached_tokens=int(
+                (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            ),
         )
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise ServerLostError(
@@ -190,7 +198,9 @@ def joined(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     for choice in choices[-1:]:
         ended |= choice
     whole = {**ended, "token_ids": ids, "logprobs": {"content": content}}
-    prompt = [event["prompt_token_ids"] for event in events if event.get("prompt_token_ids")]
+    prompt = [
+        event["prompt_token_ids"] for event in events if event.get("prompt_token_ids")
+    ]
     usage = [event["usage"] for event in events if event.get("usage")]
     return {
         "choices": [whole],
@@ -206,7 +216,9 @@ def told(event: Mapping[str, Any]) -> tuple[I32, F32]:
         for choice in event.get("choices") or ()
         for token in (choice.get("logprobs") or {}).get("content") or ()
     ]
-    return np.asarray([token["token_id"] for token in content], np.int32), _logprobs(content)
+    return np.asarray([token["token_id"] for token in content], np.int32), _logprobs(
+        content
+    )
 
 
 def _logprobs(tokens: Sequence[Mapping[str, Any]]) -> F32:

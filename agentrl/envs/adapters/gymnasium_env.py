@@ -154,7 +154,11 @@ class GymnasiumEnv(SoloSeatEnv):
             return _UNREAD
 
     def _remedy(self) -> str:
-        what = f"one of: {', '.join(self._names)}" if self._names else str(self.inner.action_space)
+        what = (
+            f"one of: {', '.join(self._names)}"
+            if self._names
+            else str(self.inner.action_space)
+        )
         how = "Call act once with" if self.acts_by_tool else "Say only"
         return f"{how} {what}."
 

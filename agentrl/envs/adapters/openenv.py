@@ -245,7 +245,9 @@ class _Session:
             ) as client:
                 answer = await client.get(f"{self._http_url}/schema")
         except httpx.TransportError as error:
-            raise self._failed(_ServerFault(f"cannot be reached ({_named(error)})")) from error
+            raise self._failed(
+                _ServerFault(f"cannot be reached ({_named(error)})")
+            ) from error
         # A body that is no JSON gets the error below, which says what a server must answer.
         with suppress(ValueError, RecursionError):
             found = answer.json()
@@ -268,7 +270,9 @@ class _Session:
                     await self.close(last=fault.unread)
                     if not fault.unread:
                         raise self._failed(fault) from fault
-                    pause_s = backoff_s(attempt, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+                    pause_s = backoff_s(
+                        attempt, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S
+                    )
                     if time.monotonic() + pause_s > ends_at:
                         late = f"{fault}, and did for OpenEnv.wait_s={self._wait_s:g}; raise it"
                         raise self._failed(_ServerFault(late, sent=False)) from fault
@@ -347,7 +351,9 @@ class _Session:
                 retryable=False,
             ) from error
         except (OSError, TimeoutError, InvalidHandshake) as error:
-            raise _ServerFault(f"cannot be reached ({_named(error)})", unread=True) from error
+            raise _ServerFault(
+                f"cannot be reached ({_named(error)})", unread=True
+            ) from error
 
     async def _exchange(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """The answer to a request, as it came."""
@@ -392,7 +398,9 @@ class _Session:
             raise EnvError(f"OpenEnv: the environment on {self.name} raised: {text}")
         raise _ServerFault(f"answered {code}: {text}", unread=code == _FULL)
 
-    def _failed(self, fault: _ServerFault, action: Mapping[str, Any] | None = None) -> ToolError:
+    def _failed(
+        self, fault: _ServerFault, action: Mapping[str, Any] | None = None
+    ) -> ToolError:
         """The error that ends the episode."""
         by_call = action is not None and fault.sent
         return tool_error(
@@ -415,7 +423,9 @@ async def _check_silent(socket: ClientConnection) -> None:
     except TimeoutError:
         return
     except ConnectionClosed as error:
-        raise _ServerFault(f"closed the socket between two turns ({error})", sent=False) from error
+        raise _ServerFault(
+            f"closed the socket between two turns ({error})", sent=False
+        ) from error
     raise _ServerFault("sent a message that nobody asked for", sent=False)
 
 

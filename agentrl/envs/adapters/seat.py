@@ -97,7 +97,9 @@ class SoloSeatEnv(SeatEnv):
     def opened(self, told: str) -> Observation:
         """The task's messages and the first observation."""
         first: Message = {"role": "user", "content": told}
-        return Observation(messages=(*self.task.messages, first), tools=self._executor.specs)
+        return Observation(
+            messages=(*self.task.messages, first), tools=self._executor.specs
+        )
 
     @property
     def acts_by_tool(self) -> bool:

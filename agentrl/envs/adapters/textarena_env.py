@@ -65,7 +65,9 @@ class TextArenaEnv(SeatEnv):
     ) -> None:
         super().__init__(task, env_args)
         if num_players < 1:
-            raise ConfigError(f"TextArenaEnv.num_players must be at least 1, got {num_players}")
+            raise ConfigError(
+                f"TextArenaEnv.num_players must be at least 1, got {num_players}"
+            )
         alone = [MAIN_AGENT] if num_players == 1 else []
         names = list(players) or alone or [f"player_{n}" for n in range(num_players)]
         if not len(set(names)) == len(names) == num_players:
@@ -84,7 +86,9 @@ class TextArenaEnv(SeatEnv):
     def reset(self, *, seed: int) -> Observation:
         """The opening of the player who begins."""
         if self._shuffle:
-            self.players = tuple(random.Random(seed).sample(self.players, len(self.players)))
+            self.players = tuple(
+                random.Random(seed).sample(self.players, len(self.players))
+            )
         with self._drawing(seed):
             self._runs = True
             self.inner.reset(num_players=len(self.players), seed=seed)

@@ -74,7 +74,9 @@ def true_answers(view: EpisodeView, reward: str) -> list[str]:
     own = view.task.answer
     truths = list(own) if isinstance(own, (list, tuple)) else [own]
     if not truths or None in truths:
-        raise RewardError(f"{reward} needs the answer of task {view.task.id!r}, got {own!r}")
+        raise RewardError(
+            f"{reward} needs the answer of task {view.task.id!r}, got {own!r}"
+        )
     return [str(truth) for truth in truths]
 
 
@@ -144,7 +146,9 @@ def exact_match(view: EpisodeView) -> float:
         RewardError: the task has no answer.
     """
     said = normalised(said_answer(view))
-    return float(any(said == normalised(truth) for truth in true_answers(view, "exact_match")))
+    return float(
+        any(said == normalised(truth) for truth in true_answers(view, "exact_match"))
+    )
 
 
 def f1(view: EpisodeView) -> float:
@@ -155,7 +159,9 @@ def f1(view: EpisodeView) -> float:
         RewardError: the task has no answer.
     """
     said = normalised(said_answer(view)).split()
-    return max(_overlap(said, normalised(truth).split()) for truth in true_answers(view, "f1"))
+    return max(
+        _overlap(said, normalised(truth).split()) for truth in true_answers(view, "f1")
+    )
 
 
 def normalised(text: str) -> str:
@@ -215,7 +221,11 @@ def _compare(golds: list[str], said: str, cpu_s: float, task_id: str) -> dict[st
     try:
         found: dict[str, Any] = _ask({"gold": golds, "said": said}, limits)
     except ChildEndedError:
-        return {"correct": False, "read": None, "ended": f"more than {cpu_s:g} s, or memory"}
+        return {
+            "correct": False,
+            "read": None,
+            "ended": f"more than {cpu_s:g} s, or memory",
+        }
     return found
 
 
@@ -227,7 +237,9 @@ def _ask(request: dict[str, Any], limits: ChildLimits) -> Any:
         RewardError: it neither answered nor ended in time, since the machine is too busy.
     """
     try:
-        return json.loads(ask_child(_WORKER, json.dumps(request).encode(), limits, keep=True))
+        return json.loads(
+            ask_child(_WORKER, json.dumps(request).encode(), limits, keep=True)
+        )
     except ChildEndedError as error:
         if not error.is_late:
             raise

@@ -84,12 +84,16 @@ def _check_given(
             )
 
 
-def _called(function: Callable[..., Any], given: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
+def _called(
+    function: Callable[..., Any], given: Mapping[str, Any], args: Mapping[str, Any]
+) -> Any:
     """What a function gives for those of ``given`` that it takes, and for ``args``."""
     return function(**{**taken_arguments(function, given), **private_copy(args)})
 
 
-def _verl_reward(function: Callable[..., Any], args: Mapping[str, Any], view: EpisodeView) -> Any:
+def _verl_reward(
+    function: Callable[..., Any], args: Mapping[str, Any], view: EpisodeView
+) -> Any:
     return _then(_called(function, _verl_arguments(view), args), _verl_score)
 
 
@@ -101,7 +105,9 @@ def _verl_rewards(
     scores = _called(function, given, args)
     return _then(
         scores,
-        lambda scores: [_verl_score(one) for one in scores] if is_series(scores) else scores,
+        lambda scores: (
+            [_verl_score(one) for one in scores] if is_series(scores) else scores
+        ),
     )
 
 
@@ -171,7 +177,9 @@ def _completion(view: EpisodeView, conversational: bool) -> list[Message] | str:
 
 def _text(messages: Sequence[Message]) -> str:
     contents = [message.get("content") for message in messages]
-    return "\n".join(content for content in contents if isinstance(content, str) and content)
+    return "\n".join(
+        content for content in contents if isinstance(content, str) and content
+    )
 
 
 def _policy_ids(view: EpisodeView) -> list[int]:

@@ -109,7 +109,9 @@ async def judge(
 
 
 def _filled(prompt: str, view: EpisodeView, low: float, high: float) -> str:
-    opening = "\n\n".join(str(m["content"]) for m in view.task.messages if m["role"] != "system")
+    opening = "\n\n".join(
+        str(m["content"]) for m in view.task.messages if m["role"] != "system"
+    )
     reference = "" if view.task.answer is None else str(view.task.answer)
     texts = {
         # The policy writes no mark that ends its own answer. None is removed: what stands around it
@@ -134,7 +136,9 @@ def _spec(base_url: str, model: str, server: dict[str, Any]) -> ChatServerSpec:
     try:
         return ChatServerSpec(base_url, model, **server)
     except TypeError as error:
-        raise ConfigError(f"judge: {error}; its settings are those of ChatServerSpec") from error
+        raise ConfigError(
+            f"judge: {error}; its settings are those of ChatServerSpec"
+        ) from error
 
 
 # Of this process, as long as _judge keeps them.

@@ -145,7 +145,9 @@ def hostile_findings(
         thread.stop()
 
 
-async def _findings(score: Scorer, watch: LoopWatch, full_marks: float | None) -> list[Finding]:
+async def _findings(
+    score: Scorer, watch: LoopWatch, full_marks: float | None
+) -> list[Finding]:
     least = full_marks
     findings = []
     for name, text in {"": "", **HOSTILE}.items():
@@ -154,7 +156,9 @@ async def _findings(score: Scorer, watch: LoopWatch, full_marks: float | None) -
             value, lag = await _scored(score, text, watch)
         except AgentRLError as error:
             detail = f"{answer} fails the episode: {error}"
-            findings.append(Finding("excluded", f"{detail}; give a number, whatever is said"))
+            findings.append(
+                Finding("excluded", f"{detail}; give a number, whatever is said")
+            )
             continue
         if least is None:
             least = max(0.0, value) + 2 * _MARGIN

@@ -20,7 +20,9 @@ from agentrl.types import SegmentKind
 from agentrl.types.user_code.values import shown
 
 # Without a way back: a block that nothing closes goes on to the end, and is read once.
-_FENCE = re.compile(r"```(?:json)?[^\S\n]*+\n((?:[^\n]++|\n(?![^\S\n]*+```))*+)(\n[^\S\n]*+```)?")
+_FENCE = re.compile(
+    r"```(?:json)?[^\S\n]*+\n((?:[^\n]++|\n(?![^\S\n]*+```))*+)(\n[^\S\n]*+```)?"
+)
 _PATTERN_S = 1.0
 _MAX_NODES = 100_000
 
@@ -44,7 +46,9 @@ def json_schema(view: EpisodeView, *, schema: Mapping[str, Any] | None = None) -
     try:
         checked = checked_schema(json.dumps(own, sort_keys=True))
     except (SchemaFault, TypeError) as fault:
-        raise RewardError(f"json_schema of task {view.task.id!r}: the schema {fault}") from fault
+        raise RewardError(
+            f"json_schema of task {view.task.id!r}: the schema {fault}"
+        ) from fault
     text = said_text(view)
     fenced = [block[1] for block in _FENCE.finditer(text) if block[2]]
     try:
@@ -54,7 +58,9 @@ def json_schema(view: EpisodeView, *, schema: Mapping[str, Any] | None = None) -
         return Score(0.0, {"json": beginning(str(unreadable), 200)})
     if not broken:
         return Score(1.0)
-    return Score(0.0, {"path": broken[0].json_path, "broken": beginning(broken[0].message, 500)})
+    return Score(
+        0.0, {"path": broken[0].json_path, "broken": beginning(broken[0].message, 500)}
+    )
 
 
 def text_format(view: EpisodeView, *, pattern: str) -> Score:
@@ -71,7 +77,9 @@ def text_format(view: EpisodeView, *, pattern: str) -> Score:
     try:
         compiled = regex.compile(f"(?s:{pattern})")
         # Concurrent: the interpreter's lock is given up while it searches.
-        found = compiled.fullmatch(view.final_text.strip(), timeout=_PATTERN_S, concurrent=True)
+        found = compiled.fullmatch(
+            view.final_text.strip(), timeout=_PATTERN_S, concurrent=True
+        )
     except regex.error as error:
         raise ConfigError(f"text_format: pattern={pattern!r} is none: {error}") from error
     except TimeoutError:
@@ -91,7 +99,9 @@ def length_cost(view: EpisodeView, *, free: int, full: int) -> float:
         ConfigError: not 0 <= free < full.
     """
     if not 0 <= free < full:
-        raise ConfigError(f"length_cost needs 0 <= free < full, got free={free} and full={full}")
+        raise ConfigError(
+            f"length_cost needs 0 <= free < full, got free={free} and full={full}"
+        )
     tokens = sum(
         len(segment)
         for turn in view.turns

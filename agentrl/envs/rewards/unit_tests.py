@@ -76,13 +76,20 @@ async def unit_tests(
             passed = await _passed_outputs(sandbox, time, code, tests, view.task.id)
         else:
             texts = _texts(tests, view.task.id)
-            setup, before = str(given.get("test_setup", "")), str(given.get("code_setup", ""))
+            setup, before = (
+                str(given.get("test_setup", "")),
+                str(given.get("code_setup", "")),
+            )
             async with spec.build() as apart:
                 own = _Tests(sandbox, apart, time, code, texts, setup, before, view.task.id)
                 passed = await own.passed()
     good = sum(problem == "" for problem in passed)
     share = good / len(passed)
-    why = {"passed": good, "tests": len(passed), "problems": [one for one in passed if one][:5]}
+    why = {
+        "passed": good,
+        "tests": len(passed),
+        "problems": [one for one in passed if one][:5],
+    }
     return Score(share if partial else float(good == len(passed)), why)
 
 
@@ -114,7 +121,9 @@ async def _passed_outputs(
         await sandbox.reset()
         # What is compared on the event loop is no longer than the task itself.
         output_bytes = min(2 * len(str(wanted).encode()) + _SPARE_BYTES, _OUTPUT_BYTES)
-        result = await time.run(sandbox, code, stdin=str(given).encode(), output_bytes=output_bytes)
+        result = await time.run(
+            sandbox, code, stdin=str(given).encode(), output_bytes=output_bytes
+        )
         printed = result.stdout.decode(errors="replace")
         if result.status != "ok":
             problems.append(_ended(result))
@@ -130,7 +139,9 @@ def _lines(text: str) -> list[str]:
 
 
 def _ended(result: ExecResult) -> str:
-    last = result.stderr[-_READ_BYTES:].decode(errors="replace").rstrip().rpartition("\n")[2]
+    last = (
+        result.stderr[-_READ_BYTES:].decode(errors="replace").rstrip().rpartition("\n")[2]
+    )
     return f"{result.status}: {result.detail or last[:200]}".rstrip(": ")
 
 
@@ -147,7 +158,12 @@ class _Time:
     left_s: float
 
     async def run(
-        self, sandbox: Sandbox, code: str, *, output_bytes: int = _OUTPUT_BYTES, **options: Any
+        self,
+        sandbox: Sandbox,
+        code: str,
+        *,
+        output_bytes: int = _OUTPUT_BYTES,
+        **options: Any,
     ) -> ExecResult:
         """A run within the time that is left."""
         wall_s = max(min(self.limits.wall_s, self.left_s), _LEAST_S)

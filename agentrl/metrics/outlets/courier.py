@@ -89,7 +89,9 @@ class Courier(Generic[T]):
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
             lost = self._lost + self._waiting.qsize() - 1
-            self._tell("sink_behind", f"does not end, and is given up: {lost} deliveries are lost")
+            self._tell(
+                "sink_behind", f"does not end, and is given up: {lost} deliveries are lost"
+            )
         elif self._lost:
             self._tell("sink_behind", f"was too slow: {self._lost} deliveries are lost")
 

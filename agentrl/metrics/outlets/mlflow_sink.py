@@ -30,7 +30,9 @@ class MlflowSink(TrackerSink):
         super().__init__(run)
         self._client = client = MlflowClient(spec.tracking_uri)
         known = client.get_experiment_by_name(spec.experiment)
-        experiment = known.experiment_id if known else client.create_experiment(spec.experiment)
+        experiment = (
+            known.experiment_id if known else client.create_experiment(spec.experiment)
+        )
         found = client.search_runs([experiment], f"tags.`{_TAG}` = '{run.id}'")
         if found:
             self._id = found[0].info.run_id

@@ -27,7 +27,11 @@ class StepSpans(OutletSink):
     """
 
     def __init__(self, spec: OpenTelemetrySpec, run: TrackedRun) -> None:
-        about = {"service.name": "agentrl", "agentrl.run": run.name, "agentrl.run_id": run.id}
+        about = {
+            "service.name": "agentrl",
+            "agentrl.run": run.name,
+            "agentrl.run_id": run.id,
+        }
         provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
         self._start = provider.get_tracer("agentrl").start_span
         self._endpoint = spec.endpoint

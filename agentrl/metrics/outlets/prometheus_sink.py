@@ -26,7 +26,9 @@ class PrometheusSink(OutletSink):
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._server, _ = start_http_server(spec.port, spec.host, self._registry)
-        run.say(f"metrics.prometheus: http://{spec.host}:{self._server.server_port}/metrics")
+        run.say(
+            f"metrics.prometheus: http://{spec.host}:{self._server.server_port}/metrics"
+        )
 
     def log(
         self,

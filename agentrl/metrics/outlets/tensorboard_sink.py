@@ -28,7 +28,9 @@ class TensorBoardSink(TrackerSink):
         self._writer: Any = None
 
     def keep(self, step: int, values: Mapping[str, float]) -> None:
-        numbers = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        numbers = [
+            Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
+        ]
         self._writer = self._writer or self._open()
         try:
             self._writer.add_event(

@@ -62,7 +62,9 @@ class TrackerSink(OutletSink):
             if step > last or (name.startswith("eval/") and name not in told)
         }
         if step >= last and own:
-            self.keep(step, {f"{prefix}/{name}": float(value) for name, value in own.items()})
+            self.keep(
+                step, {f"{prefix}/{name}": float(value) for name, value in own.items()}
+            )
 
     @abstractmethod
     def keep(self, step: int, values: Mapping[str, float]) -> None:

@@ -122,7 +122,9 @@ class ChatMLRenderer(Renderer):
 
     family = "chatml"
 
-    def __init__(self, tokenizer: Any, style: ChatMLStyle, vision: Vision | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, style: ChatMLStyle, vision: Vision | None = None
+    ) -> None:
         super().__init__(tokenizer, ASSISTANT_MARKERS, vision)
         self.style = style
         added = self._encoder.added_ids
@@ -133,7 +135,9 @@ class ChatMLRenderer(Renderer):
                 "to the tokenizer and resize the model's embeddings, or use a model that has them"
             )
         # base models end with <|endoftext|>
-        self.stop_token_ids = tuple(added[end] for end in (TURN_END, DOCUMENT_END) if end in added)
+        self.stop_token_ids = tuple(
+            added[end] for end in (TURN_END, DOCUMENT_END) if end in added
+        )
 
     def extend(
         self,
@@ -149,7 +153,9 @@ class ChatMLRenderer(Renderer):
         """
         if self.style.thinking and self._rewrites(completion, messages):
             return None
-        ended = completion.size > 0 and int(completion[-1]) == self._encoder.added_ids[TURN_END]
+        ended = (
+            completion.size > 0 and int(completion[-1]) == self._encoder.added_ids[TURN_END]
+        )
         end = Piece("\n" if ended else f"{TURN_END}\n", _TEMPLATE)
         pieces = [end, *_turns(messages, self.style), self.style.generation]
         return self._context(self._encoder.encode(pieces), messages)
@@ -231,7 +237,10 @@ def _last_query(messages: Sequence[Message]) -> int:
     for index in reversed(range(len(messages))):
         if messages[index]["role"] == "user":
             content = "".join(piece.text for piece in _content(messages[index]))
-            if not (content.startswith("<tool_response>") and content.endswith("</tool_response>")):
+            if not (
+                content.startswith("<tool_response>")
+                and content.endswith("</tool_response>")
+            ):
                 return index
     return len(messages) - 1
 
@@ -253,7 +262,9 @@ def _assistant_body(message: Message, *, thinking: bool, think: bool) -> Iterato
         function = call.get("function", call)
         arguments = _json(call_arguments(function))
         yield Piece("\n<tool_call>\n" if content or index else "<tool_call>\n", _TEMPLATE)
-        yield Piece(f'{{"name": "{function["name"]}", "arguments": {arguments}}}', _ASSISTANT)
+        yield Piece(
+            f'{{"name": "{function["name"]}", "arguments": {arguments}}}', _ASSISTANT
+        )
         yield Piece("\n</tool_call>", _TEMPLATE)
 
 
@@ -261,7 +272,9 @@ def _thinking_of(message: Message) -> tuple[str, str]:
     """An assistant's reasoning and content, from its own field or from a block in the content."""
     content = text_content(message)
     reasoning = message.get("reasoning_content")
-    return (reasoning, content) if isinstance(reasoning, str) else split_as_template(content)
+    return (
+        (reasoning, content) if isinstance(reasoning, str) else split_as_template(content)
+    )
 
 
 def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
@@ -290,5 +303,7 @@ def _content(message: Message) -> Iterator[Piece]:
         if isinstance(part.get("image"), Image):
             yield Piece(IMAGE_TEXT, _TEMPLATE)
         else:
-            text = text_content({"role": message["role"], "content": part.get("text", part)})
+            text = text_content(
+                {"role": message["role"], "content": part.get("text", part)}
+            )
             yield Piece(text, _CONTENT)

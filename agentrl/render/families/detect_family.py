@@ -184,7 +184,9 @@ def checked_renderer(
         renderer = TemplateRenderer(template, family, vision)
         template.render(family.adapt([QUESTION, ANSWER, QUESTION]), generation=True)
     except DataError as error:
-        raise ConfigError(f"{error}; fix it, or set RendererSpec.chat_template: chatml") from error
+        raise ConfigError(
+            f"{error}; fix it, or set RendererSpec.chat_template: chatml"
+        ) from error
     stop = template.tokenizer.convert_ids_to_tokens(renderer.stop_token_ids[0])
     forged = f"an {stop} in {{braces}}"
     for content in ("naïve  text\n", forged):

@@ -14,10 +14,19 @@ TOOL = ToolSpec(
 )
 QUESTION: Message = {"role": "user", "content": "Hello"}
 ANSWER: Message = {"role": "assistant", "content": f"It is {WORD}"}
-THOUGHT: Message = {"role": "assistant", "content": f"It is {WORD}", "reasoning_content": "Hm"}
+THOUGHT: Message = {
+    "role": "assistant",
+    "content": f"It is {WORD}",
+    "reasoning_content": "Hm",
+}
 CALL: Message = {
     "role": "assistant",
     "content": "",
     "tool_calls": [ToolCall("call_0", TOOL.name, {"word": WORD}).openai()],
 }
-RESULT: Message = {"role": "tool", "content": "Found", "tool_call_id": "call_0", "name": TOOL.name}
+RESULT: Message = {
+    "role": "tool",
+    "content": "Found",
+    "tool_call_id": "call_0",
+    "name": TOOL.name,
+}

@@ -29,7 +29,12 @@ class DifficultyBand(FreeTasks):
     """
 
     def __init__(
-        self, settings: DifficultyBandSettings, tasks: Sequence[Task], *, seed: int, shuffle: bool
+        self,
+        settings: DifficultyBandSettings,
+        tasks: Sequence[Task],
+        *,
+        seed: int,
+        shuffle: bool,
     ) -> None:
         super().__init__(len(tasks), seed, "difficulty_band")
         self._settings = settings
@@ -55,10 +60,14 @@ class DifficultyBand(FreeTasks):
         own = recent[-self._settings.window :]
         rate = sum(solved for solved, _ in own) / sum(finished for _, finished in own)
         self._recent[task_index] = own
-        self._distance[task_index] = max(self._settings.low - rate, rate - self._settings.high, 0.0)
+        self._distance[task_index] = max(
+            self._settings.low - rate, rate - self._settings.high, 0.0
+        )
 
     def state(self) -> dict[str, Any]:
-        recent = [[index, [list(pair) for pair in own]] for index, own in self._recent.items()]
+        recent = [
+            [index, [list(pair) for pair in own]] for index, own in self._recent.items()
+        ]
         return {**super().state(), "recent": recent}
 
     def load(self, state: dict[str, Any]) -> None:

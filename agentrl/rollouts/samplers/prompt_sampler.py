@@ -70,7 +70,9 @@ class PromptSampler:
             raise DataError(
                 "PromptSampler.tasks holds no task; point it at a data set with at least one"
             )
-        num_ids = len({task.id for task in self.tasks}) if self.check_ids else len(self.tasks)
+        num_ids = (
+            len({task.id for task in self.tasks}) if self.check_ids else len(self.tasks)
+        )
         if num_ids != len(self.tasks):
             raise DataError(
                 f"PromptSampler.tasks holds {len(self.tasks)} tasks but {num_ids} different ids; "
@@ -120,7 +122,9 @@ class PromptSampler:
         if draw not in self._observed:
             self._observed.add(draw)
             if ":" in self.name:  # a user's own, which may change what it is given
-                seen = {name: getattr(outcome, name) for name in ("group", "retried", "ended")}
+                seen = {
+                    name: getattr(outcome, name) for name in ("group", "retried", "ended")
+                }
                 outcome = replace(outcome, **private_copy(seen))
             self._call("observe", self.sampler.observe, self._indices[draw], outcome)
 
@@ -143,7 +147,9 @@ class PromptSampler:
         found = self._call("next", self.sampler.next)
         rule = f"must return the index of a task, from 0 to {len(self.tasks) - 1}"
         if found is None:
-            raise self._broken("next", f"{rule}, and always has one more, got nothing (None)")
+            raise self._broken(
+                "next", f"{rule}, and always has one more, got nothing (None)"
+            )
         try:
             index = operator.index(found)
         except TypeError as error:
@@ -161,7 +167,10 @@ class PromptSampler:
             "numbers, texts; {} for none), so that a checkpoint can keep it"
         )
         try:
-            same = state is not None and json.loads(json.dumps(state, allow_nan=False)) == state
+            same = (
+                state is not None
+                and json.loads(json.dumps(state, allow_nan=False)) == state
+            )
         except (TypeError, ValueError) as error:
             raise self._broken("state", f"{rule}: {error}") from error
         if not same:

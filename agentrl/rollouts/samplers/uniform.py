@@ -82,7 +82,9 @@ class Uniform:
 class _Epochs:
     """Positions of one source, epoch after epoch."""
 
-    def __init__(self, size: int, seed: int, place: Sequence[int], *, shuffle: bool) -> None:
+    def __init__(
+        self, size: int, seed: int, place: Sequence[int], *, shuffle: bool
+    ) -> None:
         self._size = size
         self._seed = seed
         self._place = place

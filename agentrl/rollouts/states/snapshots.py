@@ -90,7 +90,9 @@ class GroupState:
     @property
     def lost(self) -> tuple[NotResumable, ...]:
         """Rollouts that had finished turns and restart from their beginning."""
-        return tuple(one for one in self.rollouts if isinstance(one, NotResumable) and one.why)
+        return tuple(
+            one for one in self.rollouts if isinstance(one, NotResumable) and one.why
+        )
 
 
 @dataclass(slots=True, eq=False)

@@ -76,7 +76,11 @@ class StateRecorder:
 
     async def _add_files(self, env: Env) -> None:
         sandbox = getattr(env, "sandbox", None)
-        if not isinstance(sandbox, Sandbox) or not self._builder.turns or "files" in self._failed:
+        if (
+            not isinstance(sandbox, Sandbox)
+            or not self._builder.turns
+            or "files" in self._failed
+        ):
             return
         start = time.monotonic()
         with self._kept("files", env):

@@ -85,13 +85,21 @@ class DataSet:
         """One of a stage's ``eval.sets``."""
         own = stage.eval.sets[name]
         setting = f"eval.sets.{name}.data"
-        return cls(own.data, own.args, stage.base_dir, stage.run.seed, setting, own.num_tasks)
+        return cls(
+            own.data, own.args, stage.base_dir, stage.run.seed, setting, own.num_tasks
+        )
 
     @property
     def sources(self) -> list[DataSource]:
         """Its sources, in order."""
         first = DataSource(
-            "", self.args, self.base_dir, self.seed, self.setting, self.limit, custom=self.custom
+            "",
+            self.args,
+            self.base_dir,
+            self.seed,
+            self.setting,
+            self.limit,
+            custom=self.custom,
         )
         if isinstance(self.reference, str):
             return [replace(first, reference=self.reference)]
@@ -149,7 +157,9 @@ class DataSet:
             ]
         )
         if not joined:
-            raise DataError(f"data.shard={which}/{of} of {self.setting} holds no row; lower N")
+            raise DataError(
+                f"data.shard={which}/{of} of {self.setting} holds no row; lower N"
+            )
         return joined
 
     def rows(self) -> list[Any]:
@@ -185,7 +195,9 @@ class DataSet:
         sources = self.sources
         weights = [source.weight for source in sources if source.weight is not None]
         if weights:
-            rows = _mixed([_endless(self._conversations, [source]) for source in sources], weights)
+            rows = _mixed(
+                [_endless(self._conversations, [source]) for source in sources], weights
+            )
         else:
             rows = _endless(self._conversations, sources)
         return itertools.islice(rows, skip, None)

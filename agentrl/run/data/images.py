@@ -35,8 +35,12 @@ def place_images(
         DataError: ``images`` is no list, holds more or fewer images than there are parts for them,
             or one that cannot be read.
     """
-    if images is not None and (not isinstance(images, Sequence) or isinstance(images, str | bytes)):
-        raise DataError(f"{where}: 'images' must be a list of images, got {type(images).__name__}")
+    if images is not None and (
+        not isinstance(images, Sequence) or isinstance(images, str | bytes)
+    ):
+        raise DataError(
+            f"{where}: 'images' must be a list of images, got {type(images).__name__}"
+        )
     given = list(() if images is None else images)
     rest = iter(given)
     placed = [dict(message) for message in messages]
@@ -66,7 +70,9 @@ def place_row_images(row: Any, folder: Path, where: str) -> Any:
         DataError: as for ``place_images``.
     """
     messages = row.get("messages") if isinstance(row, Mapping) else row
-    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) for m in messages):
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(m, Mapping) for m in messages
+    ):
         return row
     images = row.get("images") if isinstance(row, Mapping) else None
     if images is None and all(isinstance(m.get("content"), str | None) for m in messages):

@@ -44,7 +44,9 @@ def conversations_of_label(run: str, label: str) -> list[dict[str, Any]]:
     return [
         {"messages": _conversation(trajectory, turn, directory)}
         for trajectory, notes in _labelled(reader, _notes(directory, label))
-        for turn in dict.fromkeys(leaf for note in notes for leaf in _leaves(note, trajectory))
+        for turn in dict.fromkeys(
+            leaf for note in notes for leaf in _leaves(note, trajectory)
+        )
     ]
 
 
@@ -125,7 +127,9 @@ def _notes(run: RunDirectory, label: str) -> dict[str, list[Note]]:
 def _leaves(note: Note, trajectory: Trajectory) -> Iterable[int]:
     """The last turns of the conversations that a note is about."""
     if note.turn is None and note.tokens is None:
-        return [sample.turns[-1] for sample in trajectory.samples()] or [len(trajectory.turns) - 1]
+        return [sample.turns[-1] for sample in trajectory.samples()] or [
+            len(trajectory.turns) - 1
+        ]
     turn = note.turn if note.turn is not None else _turn_of(note, trajectory)
     if not 0 <= turn < len(trajectory.turns):
         raise DataError(

@@ -116,7 +116,9 @@ def prompt_lengths(
     return asyncio.run(_lengths(driver, tasks, make_renderer()))
 
 
-async def _lengths(driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer) -> dict[str, int]:
+async def _lengths(
+    driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer
+) -> dict[str, int]:
     offered: dict[str, tuple[ToolSpec, ...]] = {}
     found: dict[str, int] = {}
     for task in tasks:

@@ -140,7 +140,11 @@ class ParquetTable:
             groups = range(file.metadata.num_row_groups)
             size = sum(file.metadata.row_group(n).total_byte_size for n in groups)
             batches = file.iter_batches(batch_size=_SPOOL_ROWS)
-            held = list(batches) if size <= _SMALL_BYTES else _spooled(batches, file.schema_arrow)
+            held = (
+                list(batches)
+                if size <= _SMALL_BYTES
+                else _spooled(batches, file.schema_arrow)
+            )
         self._batches = Parts(held, [batch.num_rows for batch in held])
 
     def __len__(self) -> int:

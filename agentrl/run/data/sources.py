@@ -158,7 +158,9 @@ class DataSource:
                     f"alone, and matches {unknown[0]}; narrow it"
                 )
             if not found:
-                raise DataError(f"{self.setting}='{path}' matches no file; correct the pattern")
+                raise DataError(
+                    f"{self.setting}='{path}' matches no file; correct the pattern"
+                )
             return found
         if self.reference.endswith(_SUFFIXES) and not path.is_dir():
             if not path.is_file():
@@ -232,7 +234,12 @@ class DataSource:
 
 
 def call_named(
-    setting: str, reference: str, base_dir: Path, seed: int, keywords: Mapping[str, Any], *args: Any
+    setting: str,
+    reference: str,
+    base_dir: Path,
+    seed: int,
+    keywords: Mapping[str, Any],
+    *args: Any,
 ) -> Any:
     """What the user's function that a setting names returns; one that takes ``seed`` gets
     ``seed``, unless it is among the keywords.
@@ -247,7 +254,12 @@ def call_named(
 
 
 def bind_named(
-    setting: str, reference: str, base_dir: Path, seed: int, keywords: Mapping[str, Any], *args: Any
+    setting: str,
+    reference: str,
+    base_dir: Path,
+    seed: int,
+    keywords: Mapping[str, Any],
+    *args: Any,
 ) -> Callable[[], Any]:
     """The same function with its arguments, not called yet.
 

@@ -12,7 +12,12 @@ from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary
 
 
 def pairs_of_run(
-    run: str, *, min_gap: float = 0.0, margin: bool = False, begin: float = 0.0, end: float = 1.0
+    run: str,
+    *,
+    min_gap: float = 0.0,
+    margin: bool = False,
+    begin: float = 0.0,
+    end: float = 1.0,
 ) -> StoredPairs:
     """Of each group that a run played for training, the best and the worst episode by reward, with
     their own tokens.
@@ -77,9 +82,13 @@ class StoredPairs:
         }
 
 
-def _best_and_worst(reader: TrajectoryReader, min_gap: float) -> Iterator[tuple[str, str, float]]:
+def _best_and_worst(
+    reader: TrajectoryReader, min_gap: float
+) -> Iterator[tuple[str, str, float]]:
     """Ids of the best and the worst finished episode of each group, and how far apart they are."""
-    played = [entry for entry in reader.summaries(purpose="train") if entry.reward is not None]
+    played = [
+        entry for entry in reader.summaries(purpose="train") if entry.reward is not None
+    ]
     played.sort(key=lambda entry: entry.group_index)
     for _, siblings in groupby(played, key=lambda entry: entry.group_index):
         ordered = sorted(siblings, key=_by_reward)

@@ -19,7 +19,16 @@ from agentrl.types.user_code.values import shown
 
 _PROMPTS = ("messages", "prompt", "question")
 _KNOWN = frozenset(
-    {*_PROMPTS, "id", "images", "answer", "data_source", "info", "reward_model", "extra_info"}
+    {
+        *_PROMPTS,
+        "id",
+        "images",
+        "answer",
+        "data_source",
+        "info",
+        "reward_model",
+        "extra_info",
+    }
 )
 _KWARGS = ("tools_kwargs", "interaction_kwargs")
 _STYLES: tuple[Literal["rule", "model"], ...] = ("rule", "model")
@@ -96,7 +105,9 @@ def _messages(row: Mapping[str, Any], where: str) -> Sequence[Mapping[str, Any]]
     if (
         not isinstance(messages, Sequence)
         or not messages
-        or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages)
+        or not all(
+            isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages
+        )
     ):
         raise DataError(
             f"{where}: 'messages' must be text or a list of messages with a "

@@ -34,7 +34,9 @@ class DatasetConfig(dict[str, Any]):
             ) from None
 
 
-def custom_rows(own: CustomDataConfig, path: Path, base_dir: Path, seed: int) -> Iterable[Any]:
+def custom_rows(
+    own: CustomDataConfig, path: Path, base_dir: Path, seed: int
+) -> Iterable[Any]:
     """The rows of the user's class or function, with verl's tokens left out.
 
     Args:
@@ -49,7 +51,10 @@ def custom_rows(own: CustomDataConfig, path: Path, base_dir: Path, seed: int) ->
     """
     named = f"{own.path}:{own.name}"
     function = load_function(
-        named, base_dir, lambda rule: own.broken("path", rule), "(data_files, tokenizer, config)"
+        named,
+        base_dir,
+        lambda rule: own.broken("path", rule),
+        "(data_files, tokenizer, config)",
     )
     files = [str(path)]
     keys = {"prompt_key": "prompt", "return_raw_chat": True, "shuffle": False, "seed": seed}

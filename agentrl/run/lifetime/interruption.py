@@ -12,7 +12,13 @@ from pathlib import Path
 from agentrl.config import StageConfig
 from agentrl.controller.checkpoints import whole_checkpoints
 from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import CHECKPOINT, IN_LOG, RunInterruptedError, StoreError, has_traceback
+from agentrl.errors import (
+    CHECKPOINT,
+    IN_LOG,
+    RunInterruptedError,
+    StoreError,
+    has_traceback,
+)
 from agentrl.metrics import StepDisplay
 from agentrl.run.lifetime.record import utc_time
 from agentrl.store import EventLog, RunDirectory, write_json
@@ -64,7 +70,11 @@ class Interruption:
             )
         checkpoint = self._newest_checkpoint()
         text += f"; {self._how_on(checkpoint)}"
-        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RunInterruptedError
+        kind = (
+            KeyboardInterrupt
+            if isinstance(error, KeyboardInterrupt)
+            else RunInterruptedError
+        )
         self.told = kind(text)
         self.display.message(text)
         entry = {
@@ -96,7 +106,9 @@ class Interruption:
 
     def _how_on(self, checkpoint: Path | None) -> str:
         """Which checkpoint stands, and the command that goes on from there."""
-        stands = f"{CHECKPOINT}{checkpoint} stands" if checkpoint else "it has no checkpoint yet"
+        stands = (
+            f"{CHECKPOINT}{checkpoint} stands" if checkpoint else "it has no checkpoint yet"
+        )
         return f"{stands}; go on with: `{resume_command(self.directory)}`"
 
     def _newest_checkpoint(self) -> Path | None:

@@ -52,7 +52,11 @@ def new_run(
         "git": git_state(),
         "versions": {name: found for name in _PACKAGES if (found := package_version(name))},
         "python": platform.python_version(),
-        "host": {"name": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
+        "host": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+        },
         "seed": config.run.seed,
         "data": data or {},
         "parent": parent,

@@ -61,9 +61,13 @@ class Restarts:
         for stage in self.stages:
             # One that was finished was read to its end.
             if not (self.directory.models_folder / stage.name).is_dir():
-                problems = set_unreadable_aside(self.directory.checkpoints_folder / stage.name)
+                problems = set_unreadable_aside(
+                    self.directory.checkpoints_folder / stage.name
+                )
                 for problem in problems:
-                    self._tell("checkpoint_unreadable", f"{problem}; the one before is taken")
+                    self._tell(
+                        "checkpoint_unreadable", f"{problem}; the one before is taken"
+                    )
         why = str(error).rstrip(".")
         self._tell(
             "ranks_restarted",

@@ -30,7 +30,12 @@ from agentrl.guards.parsing import mapping
 from agentrl.run.data.datasets import rows_hash
 from agentrl.run.lifetime.record import command_line, git_state, utc_time
 from agentrl.run.lifetime.retries import RETRY
-from agentrl.run.run_setup import data_tables, finished_manifest, last_manifest, whole_stages
+from agentrl.run.run_setup import (
+    data_tables,
+    finished_manifest,
+    last_manifest,
+    whole_stages,
+)
 from agentrl.store import RunDirectory, write_json, write_text
 
 logger = logging.getLogger(__name__)
@@ -121,12 +126,16 @@ def resume_directory(
     # The user's own code may have moved with the configuration.
     before = load_config(directory.config_path, {"run.base_dir": str(config.base_dir)})
     begun = {stage.name for stage in stages if last_manifest(directory, stage) is not None}
-    finished = {stage.name for stage in stages if finished_manifest(directory, stage) is not None}
+    finished = {
+        stage.name for stage in stages if finished_manifest(directory, stage) is not None
+    }
     old = whole_stages(before, ())
     new = whole_stages(config, stages)
     asked = flat_settings(config, new)
     differing = list(_differing(flat_settings(before, old), asked))
-    adapted = {stage for stage, own in asked.items() if own.get("algorithm.kl_target") is not None}
+    adapted = {
+        stage for stage, own in asked.items() if own.get("algorithm.kl_target") is not None
+    }
     wrong_order = list(_order([s.name for s in old], [s.name for s in new], begun))
     problems = [
         # Where stages have other places, their settings are compared with those of others, and
@@ -154,10 +163,12 @@ def resume_directory(
     ran = {stage.name: stage for stage in old if stage.name in finished}
     of_ran = tuple(f"stages.{name}." for name in ran)
     known = mapping(directory.read_record().get("sources"))
-    sources = {key: place for key, place in sources.items() if not key.startswith(of_ran)} | {
-        key: place for key, place in known.items() if key.startswith(of_ran)
-    }
-    _keep(directory, config, [ran.get(stage.name, stage) for stage in new], changes, sources)
+    sources = {
+        key: place for key, place in sources.items() if not key.startswith(of_ran)
+    } | {key: place for key, place in known.items() if key.startswith(of_ran)}
+    _keep(
+        directory, config, [ran.get(stage.name, stage) for stage in new], changes, sources
+    )
     words = {
         "changed": "changed",
         "without_effect": "without effect, since its stage is finished",
@@ -221,7 +232,8 @@ def _moved(directory: RunDirectory, config: RunConfig) -> dict[str, Sequence[Any
     return {
         key: [was[key], place]
         for key, place in now.items()
-        if isinstance(was[key], str) and Path(was[key]).resolve() != Path(place or "").resolve()
+        if isinstance(was[key], str)
+        and Path(was[key]).resolve() != Path(place or "").resolve()
     }
 
 
@@ -244,7 +256,9 @@ def _fixed(
 
 def _order(old: Sequence[str], new: Sequence[str], begun: Collection[str]) -> Iterator[str]:
     """The stages that have run come first, in their order."""
-    ran = old[: max((index + 1 for index, name in enumerate(old) if name in begun), default=0)]
+    ran = old[
+        : max((index + 1 for index, name in enumerate(old) if name in begun), default=0)
+    ]
     if ran != new[: len(ran)]:
         yield (
             f"stages must begin with {', '.join(ran)}, which have run, got {', '.join(new)}"

@@ -83,17 +83,23 @@ def main(retries: int, run_dir: Path, command: list[str]) -> int:
     for retry in range(retries + 1):
         if retry and "--resume" not in command and (run_dir / "run.json").exists():
             command.append("--resume")
-        code = drivers.run(command, f"retry {retry} of {retries}: {told[-1]}" if told else "")
+        code = drivers.run(
+            command, f"retry {retry} of {retries}: {told[-1]}" if told else ""
+        )
         before, (gained, newest) = gained, progress(run_dir)
         if drivers.asked or not _may_be_mended(code, gained):
             break
         how = (
-            f"died by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            f"died by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit code {code}"
         )
         told.append(f"the driver {how}, with {newest}")
         in_vain = 0 if gained > before else in_vain + 1
         if in_vain == _MOST_IN_VAIN or retry == retries:
-            spent = "no step was gained twice" if in_vain == _MOST_IN_VAIN else "all are spent"
+            spent = (
+                "no step was gained twice" if in_vain == _MOST_IN_VAIN else "all are spent"
+            )
             _give_up(spent, told, run_dir, [*words, "--retries", str(retries)])
             break
         drivers.end_rest()
@@ -106,7 +112,9 @@ def main(retries: int, run_dir: Path, command: list[str]) -> int:
 def _give_up(spent: str, told: Sequence[str], run_dir: Path, words: Sequence[str]) -> None:
     """Says what was seen, and how the run goes on."""
     seen = "\n".join(f"  {number}. {line}" for number, line in enumerate(told, 1))
-    on = shlex.join(["agentrl", *(word for word in words if word != "--resume"), "--resume"])
+    on = shlex.join(
+        ["agentrl", *(word for word in words if word != "--resume"), "--resume"]
+    )
     _say(
         f"error: agentrl train --retries gives up, since {spent}:\n{seen}\n"
         f"look into {run_dir / 'logs' / 'driver.jsonl'}, lower checkpoint.every where a driver "

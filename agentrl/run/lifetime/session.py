@@ -16,8 +16,16 @@ from agentrl.config import RunConfig
 from agentrl.config.sections import MAIN_POOL, PoolConfig
 from agentrl.controller.cluster.phases import largest
 from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
-from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool, RolloutWorkerSpec
-from agentrl.controller.cluster.weight_publisher import ColocatedSync, ServedSync, WeightSync
+from agentrl.controller.cluster.rollout_pool import (
+    ProcessInfo,
+    RolloutPool,
+    RolloutWorkerSpec,
+)
+from agentrl.controller.cluster.weight_publisher import (
+    ColocatedSync,
+    ServedSync,
+    WeightSync,
+)
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
@@ -75,7 +83,9 @@ class RunProcesses:
             (0, 0) if config.run.replay is not None else config.placement.worker_range
         )
         self._joining = most - self._workers
-        playing = [stage for stage in config.resolved_stages() if stage.plays and self._workers]
+        playing = [
+            stage for stage in config.resolved_stages() if stage.plays and self._workers
+        ]
         self._worker_gpus = max((stage.gpus_a_worker for stage in playing), default=0)
         # Where a later part cannot be opened, the stack ends those before it, the newest first.
         self.sync: WeightSync = ColocatedSync()
@@ -100,7 +110,11 @@ class RunProcesses:
 
     def _open_ray(self, opened: ExitStack, log_folder: Path | None) -> None:
         """A process for each rank and each rollout worker."""
-        from agentrl.controller.cluster.ray_cluster import Reservation, shut_down_ray, start_ray
+        from agentrl.controller.cluster.ray_cluster import (
+            Reservation,
+            shut_down_ray,
+            start_ray,
+        )
         from agentrl.controller.cluster.ray_role_group import RayRoleGroup
         from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
 
@@ -154,13 +168,17 @@ class RunProcesses:
         claims: dict[str, _Claim] = {}
         for name, pool in own.rank_pools.items():
             # of each rank
-            sharing = math.ceil(self._workers / pool.world_size) if name == own.rollout else 0
+            sharing = (
+                math.ceil(self._workers / pool.world_size) if name == own.rollout else 0
+            )
             gpus = int(self._device == "cuda" or pool.gpus is not None)
             each = {name: sharing * amount for name, amount in own.worker_resources.items()}
             each |= {"CPU": pool.cpus + sharing * workers.cpus, "GPU": gpus}
             parts = 1 + (sharing if self._worker_gpus else 0)
             # Ray counts ten thousandths of a GPU
-            claims[name] = _Claim(pool, pool.world_size, each, 10_000 * gpus // parts / 10_000)
+            claims[name] = _Claim(
+                pool, pool.world_size, each, 10_000 * gpus // parts / 10_000
+            )
         if self._workers and not own.workers_share:
             gpus = self._worker_gpus
             each = {"CPU": workers.cpus, "GPU": gpus, **own.worker_resources}
@@ -169,14 +187,18 @@ class RunProcesses:
 
     def describe(self) -> list[ProcessInfo]:
         """Where each rank runs."""
-        self._ranks = [process for pool in self.pools.values() for process in pool.describe()]
+        self._ranks = [
+            process for pool in self.pools.values() for process in pool.describe()
+        ]
         return self._ranks
 
     def now(self) -> dict[str, Any]:
         """Calls of ranks, memory of the driver and of ranks on its machine, and what was published
         last, as JSON."""
         host = socket.gethostname()
-        ranks = {f"rank_{one.rank}": rss_gib(one.pid) for one in self._ranks if one.host == host}
+        ranks = {
+            f"rank_{one.rank}": rss_gib(one.pid) for one in self._ranks if one.host == host
+        }
         return {
             "calls": [own for pool in self.pools.values() for own in pool.now()],
             "memory_gib": {"driver": rss_gib(), **ranks},
@@ -237,7 +259,11 @@ class RunProcesses:
 
     def take_numbers(self) -> dict[str, float]:
         """Metrics of taking turns since the last call."""
-        return {} if self._workers else largest(self._policy_ranks.call("phases", "take_numbers"))
+        return (
+            {}
+            if self._workers
+            else largest(self._policy_ranks.call("phases", "take_numbers"))
+        )
 
     def close(self) -> None:
         """Ends the workers, and Ray where this session started it."""

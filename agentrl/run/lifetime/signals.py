@@ -59,4 +59,6 @@ def stopping_signals(stop: StopRequest) -> Iterator[Callable[[], None]]:
 
 def _is_free(handler: Any) -> bool:
     """Whether nobody but the system, or Ray, handles a signal."""
-    return handler is signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith("ray.")
+    return handler is signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith(
+        "ray."
+    )

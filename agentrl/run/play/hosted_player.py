@@ -81,7 +81,9 @@ class HostedPlayer(Closing):
     def play(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         """Plays groups; all of them, in order of their indices."""
         stage = self.stage()
-        deadline_s = rollout_deadline_s(stage, sum(request.group_size for request in requests))
+        deadline_s = rollout_deadline_s(
+            stage, sum(request.group_size for request in requests)
+        )
         with self._pool(stage) as pool:
             return collect_groups(pool, requests, deadline_s)
 
@@ -91,7 +93,9 @@ class HostedPlayer(Closing):
         in_flight = max(1, 2 * stage.rollout.max_running // stage.rollout.group_size)
         deadline_s = rollout_deadline_s(stage, in_flight * stage.rollout.group_size)
         with self._pool(stage) as pool:
-            yield from stream_groups(pool, requests, in_flight=in_flight, deadline_s=deadline_s)
+            yield from stream_groups(
+                pool, requests, in_flight=in_flight, deadline_s=deadline_s
+            )
 
     def take_failures(self) -> list[Incident]:
         """Rollout workers and servers that died since the last call; what was lost with them is
@@ -134,7 +138,9 @@ class HostedPlayer(Closing):
                 model = given_model(self.config.model.path, self.config.base_dir)
             reward_model = reward_model_folder(stage, self.models)
             # Nothing is trained here, so that one step is as good as any number.
-            recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
+            recipe = StageRecipe(
+                stage, stage.make_algorithm(), model, reward_model, num_steps=1
+            )
             self.processes.setup(
                 role_specs(recipe, training=False),
                 rollout_worker_spec(recipe, self.live, training=False),

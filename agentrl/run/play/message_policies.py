@@ -50,7 +50,9 @@ class ScriptedPolicy(MessagePolicy):
         calls: whether it first calls a tool that does not exist, where tools are on offer.
     """
 
-    def __init__(self, turns: str | Sequence[str | Message], *, calls: bool = False) -> None:
+    def __init__(
+        self, turns: str | Sequence[str | Message], *, calls: bool = False
+    ) -> None:
         script = [turns] if isinstance(turns, str) else turns
         self._turns: list[Message] = [
             {"role": "assistant", "content": turn} if isinstance(turn, str) else turn
@@ -70,7 +72,11 @@ class ScriptedPolicy(MessagePolicy):
             self._said += 1
             content = message["content"]
             calls = tuple(
-                ToolCall(f"call_{number}", call["function"]["name"], call["function"]["arguments"])
+                ToolCall(
+                    f"call_{number}",
+                    call["function"]["name"],
+                    call["function"]["arguments"],
+                )
                 for number, call in enumerate(message.get("tool_calls", ()))
             )
         said: Message = {"role": "assistant", "content": content}

@@ -17,7 +17,14 @@ from agentrl.run.build import LiveObjects, rollout_spec
 from agentrl.run.play.message_policies import MessagePolicy
 from agentrl.run.play.player import Player
 from agentrl.tools.parsers.hermes import HermesParser
-from agentrl.types import GenerateRequest, Message, ParsedMessage, Task, ToolSpec, Trajectory
+from agentrl.types import (
+    GenerateRequest,
+    Message,
+    ParsedMessage,
+    Task,
+    ToolSpec,
+    Trajectory,
+)
 
 _PATIENCE_S = 7 * 86400.0
 
@@ -70,6 +77,8 @@ async def play(stage: StageConfig, task: Task, policy: PersonPolicy) -> Trajecto
             "its turns; name a configuration with an environment"
         )
     spec = rollout_spec(stage, LiveObjects(), None)
-    episode = spec.episode.replace(episode_timeout_s=_PATIENCE_S, turn_timeout_s=_PATIENCE_S)
+    episode = spec.episode.replace(
+        episode_timeout_s=_PATIENCE_S, turn_timeout_s=_PATIENCE_S
+    )
     async with Player(replace(spec, episode=episode, parser="hermes"), policy) as player:
         return await player.play(task, EpisodeKey(0, 0, label="play"))

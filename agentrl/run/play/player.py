@@ -11,7 +11,13 @@ from typing import Literal, Self
 
 from agentrl.engines.base import RolloutEngine
 from agentrl.envs import EnvSpec
-from agentrl.rollouts import DriverSpec, EpisodeContext, EpisodeKey, RolloutSpec, run_episode
+from agentrl.rollouts import (
+    DriverSpec,
+    EpisodeContext,
+    EpisodeKey,
+    RolloutSpec,
+    run_episode,
+)
 from agentrl.types import Task, Trajectory
 
 
@@ -24,7 +30,9 @@ class Player:
         sandboxes: lent to the episodes at one time; with 0 each environment makes its own.
     """
 
-    def __init__(self, spec: RolloutSpec, policy: RolloutEngine, *, sandboxes: int = 0) -> None:
+    def __init__(
+        self, spec: RolloutSpec, policy: RolloutEngine, *, sandboxes: int = 0
+    ) -> None:
         self.spec = spec
         self._parts = EpisodeContext.of(spec, policy, sandboxes=sandboxes)
         self.rubric = self._parts.rubric

@@ -124,4 +124,6 @@ def _action(turn: Turn) -> Action:
         for entry in turn.message.get("tool_calls", ())
     )
     problems = (record.problem for record in turn.calls if record.problem is not None)
-    return Action(turn.text, turn.message, tuple(calls), tuple(problems), turn.finish_reason)
+    return Action(
+        turn.text, turn.message, tuple(calls), tuple(problems), turn.finish_reason
+    )

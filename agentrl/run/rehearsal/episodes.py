@@ -36,7 +36,9 @@ _LABEL = "check"
 _MARGIN = 1e-6
 _COSTS = (length_cost.__name__, tool_cost.__name__)
 
-ScriptKind = Literal["empty answer", "reference solution", "task's answer", "hostile answer"]
+ScriptKind = Literal[
+    "empty answer", "reference solution", "task's answer", "hostile answer"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,9 @@ class Rehearsed:
         return None
 
 
-def marks_of(stage: StageConfig, rubric: Rubric, trajectory: Trajectory) -> tuple[float, float]:
+def marks_of(
+    stage: StageConfig, rubric: Rubric, trajectory: Trajectory
+) -> tuple[float, float]:
     """What an episode got, and what a right solution gets: ``reward.full_marks``, or the sum of the
     positive weights of the functions, or 1 where there is none.
 
@@ -106,7 +110,9 @@ def marks_of(stage: StageConfig, rubric: Rubric, trajectory: Trajectory) -> tupl
     reward = trajectory.reward
     assert reward is not None, "the episode has finished"
     costs, full = _marking(stage, rubric)
-    return reward - sum(rubric.weights[name] * trajectory.rewards[name] for name in costs), full
+    return reward - sum(
+        rubric.weights[name] * trajectory.rewards[name] for name in costs
+    ), full
 
 
 def _marking(stage: StageConfig, rubric: Rubric) -> tuple[set[str], float]:
@@ -118,7 +124,9 @@ def _marking(stage: StageConfig, rubric: Rubric) -> tuple[set[str], float]:
         for entry in stage.reward.functions
         if entry.function in _COSTS and entry.weight > 0
     }
-    full = sum(max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs)
+    full = sum(
+        max(weight, 0.0) for name, weight in rubric.weights.items() if name not in costs
+    )
     return costs, full or 1.0
 
 
@@ -141,7 +149,9 @@ def hostile_faults(stage: StageConfig, setting: str, task: Task) -> list[str]:
     # a program that plays its episodes itself would be started for each answer
     score = played if isinstance(spec.env, EnvSpec) else scorer(rubric, task)
     found = hostile_findings(score, rubric, full_marks=_marking(stage, rubric)[1])
-    return [f"stage {stage.name}: {setting}: task {task.id!r}: {finding}" for finding in found]
+    return [
+        f"stage {stage.name}: {setting}: task {task.id!r}: {finding}" for finding in found
+    ]
 
 
 def rehearse(
@@ -214,7 +224,9 @@ async def _play(
     tools = (opening.tools if opening else None) or ()
     marks = marks_of(stage, rubric, trajectory)
     changed = dict.fromkeys(part for pair in given for part in changed_parts(*pair))
-    return Rehearsed(setting, script, trajectory, rubric.bools, *marks, tools, tuple(changed))
+    return Rehearsed(
+        setting, script, trajectory, rubric.bools, *marks, tools, tuple(changed)
+    )
 
 
 def _scripts(task: Task, solution: tuple[Message, ...] | None) -> Iterator[Script]:
@@ -222,6 +234,10 @@ def _scripts(task: Task, solution: tuple[Message, ...] | None) -> Iterator[Scrip
     if solution is not None:
         yield Script("reference solution", solution)
         return
-    truth = task.answer[0] if isinstance(task.answer, list | tuple) and task.answer else task.answer
+    truth = (
+        task.answer[0]
+        if isinstance(task.answer, list | tuple) and task.answer
+        else task.answer
+    )
     if isinstance(truth, str | int | float) and str(truth):
         yield Script("task's answer", ({"role": "assistant", "content": str(truth)},))

@@ -83,7 +83,13 @@ def tokenizer_folder(config: RunConfig) -> Iterator[Path | None]:
         yield Path(made)
 
 
-def measured(stage: StageConfig, tasks: Sequence[Task], renderer: Renderer) -> Lengths | None:
+def measured(
+    stage: StageConfig, tasks: Sequence[Task], renderer: Renderer
+) -> Lengths | None:
     """The lengths of the tasks' prompts; None where only playing them would tell."""
     lengths = prompt_lengths(stage, LiveObjects(), tasks, lambda: renderer)
-    return Lengths.of(list(lengths.values()), stage.data.max_prompt_tokens) if lengths else None
+    return (
+        Lengths.of(list(lengths.values()), stage.data.max_prompt_tokens)
+        if lengths
+        else None
+    )

@@ -86,7 +86,9 @@ def _asked(kind: str, name: str, ask: Callable[[], str]) -> Pinged:
         what = f"{kind} {name!r} does not answer:"
         if isinstance(error, AgentRLError):
             return MachineError(f"{what} {error}")
-        return MachineError(f"{what} {described(error)}; start it, or correct what names it")
+        return MachineError(
+            f"{what} {described(error)}; start it, or correct what names it"
+        )
 
     with wall(failed, passes=(ConfigError,)):
         told = ask()

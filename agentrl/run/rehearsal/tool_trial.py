@@ -72,7 +72,10 @@ async def try_tool(
             tools = tuple(tool for tool in tools if tool.name == reference)
         if arguments is None:
             return ToolTrial(tools, task)
-        call = json.dumps({"name": _chosen(tools, name)})[:-1] + f', "arguments": {arguments}}}'
+        call = (
+            json.dumps({"name": _chosen(tools, name)})[:-1]
+            + f', "arguments": {arguments}}}'
+        )
         parsed = HermesParser().parse(f"<tool_call>\n{call}\n</tool_call>", tools)
         action = Action(call, parsed.message, parsed.tool_calls, parsed.problems)
         result = await env.step(action)

@@ -65,14 +65,20 @@ def _pairs(
     for was, found in zip(recorded.turns, replayed.turns, strict=False):
         before = was.index - 1 if was.index else None
         yield ReplayDifference("observation", before, was.observed, found.observed)
-        yield ReplayDifference("observation info", before, was.observed_info, found.observed_info)
+        yield ReplayDifference(
+            "observation info", before, was.observed_info, found.observed_info
+        )
         yield from _effects(was, found, mask)
     end = (str(recorded.status), len(recorded.turns))
     yield ReplayDifference("end", None, end, (str(replayed.status), len(replayed.turns)))
     if recorded.last_observed or recorded.last_info:
         last = len(recorded.turns) - 1
-        yield ReplayDifference("observation", last, recorded.last_observed, replayed.last_observed)
-        yield ReplayDifference("observation info", last, recorded.last_info, replayed.last_info)
+        yield ReplayDifference(
+            "observation", last, recorded.last_observed, replayed.last_observed
+        )
+        yield ReplayDifference(
+            "observation info", last, recorded.last_info, replayed.last_info
+        )
     yield from _rewards("", recorded, replayed)
     for agent, seat in recorded.seats.items():
         if agent in replayed.seats:
@@ -96,7 +102,9 @@ def _rewards(
 ) -> Iterator[ReplayDifference]:
     for name, value in was.rewards.items():
         if name in found.rewards:
-            yield ReplayDifference(f"reward {name}{whose}", None, value, found.rewards[name])
+            yield ReplayDifference(
+                f"reward {name}{whose}", None, value, found.rewards[name]
+            )
     if was.rewards.keys() == found.rewards.keys():
         yield ReplayDifference(f"reward{whose}", None, was.reward, found.reward)
 

@@ -88,7 +88,9 @@ class Replayer:
                 for a file that is gone, or an agent's own program played the episodes.
         """
         config = load_config(self._run.config_path, trains=False)
-        order = {trajectory_id: number for number, trajectory_id in enumerate(dict.fromkeys(ids))}
+        order = {
+            trajectory_id: number for number, trajectory_id in enumerate(dict.fromkeys(ids))
+        }
         stored = TrajectoryReader(self._run).get_many(order)
         found = asyncio.run(self._replay(config, stored))
         return sorted(found, key=lambda one: order[one.recorded.id])
@@ -98,7 +100,9 @@ class Replayer:
     ) -> list[Replayed]:
         found: list[Replayed] = []
         async with AsyncExitStack() as stack:
-            by_name = {stage.name: stage for stage in config.resolved_stages() if stage.plays}
+            by_name = {
+                stage.name: stage for stage in config.resolved_stages() if stage.plays
+            }
             opened: dict[str, _ReplayStage] = {}
             # Several workers ask for a stage at once: the lock lets one of them open it.
             opening = asyncio.Lock()
@@ -177,7 +181,9 @@ class _ReplayStage:
     def _env_of(self, label: str) -> EnvSpec:
         """The stage's environment; without its tools for an evaluation that has none."""
         sets = self._stage.eval.sets
-        named = max((name for name in sets if label.startswith(f"{name}/")), key=len, default="")
+        named = max(
+            (name for name in sets if label.startswith(f"{name}/")), key=len, default=""
+        )
         if named and not sets[named].tools:
             return env_spec(self._stage, LiveObjects(), with_tools=False)
         return self._env

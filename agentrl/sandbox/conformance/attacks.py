@@ -76,11 +76,19 @@ async def _attack(code: str, factory: Factory) -> None:
             result = await sandbox.run(prelude(json.dumps(target)) + code, limits=_SMALL)
             expect(held(result.stdout), "the attack must fail", result)
             expect(b"DONE" in result.stdout, "the attack must run to its end", result)
-            expect(result.status in ("ok", "killed"), "and be no failure of the sandbox", result)
+            expect(
+                result.status in ("ok", "killed"),
+                "and be no failure of the sandbox",
+                result,
+            )
         seen = [path for path in made if os.path.exists(path)]
         expect(not seen, "files of its own show nowhere else", seen)
         left = set(os.listdir(folder))
-        expect(left == {"canary", "socket", "datagrams"}, "the target's folder is untouched", left)
+        expect(
+            left == {"canary", "socket", "datagrams"},
+            "the target's folder is untouched",
+            left,
+        )
         after = _state(canary)
         expect(after == before, "the target file is untouched", after)
 
@@ -98,7 +106,12 @@ def _listeners(stack: ExitStack, folder: str) -> dict[str, object]:
         ("unix", socket.SOCK_STREAM, socket.AF_UNIX, f"{folder}/socket"),
         ("datagrams", socket.SOCK_DGRAM, socket.AF_UNIX, f"{folder}/datagrams"),
         ("abstract", socket.SOCK_STREAM, socket.AF_UNIX, f"\0{abstract}"),
-        ("abstract_datagrams", socket.SOCK_DGRAM, socket.AF_UNIX, f"\0{abstract}-datagrams"),
+        (
+            "abstract_datagrams",
+            socket.SOCK_DGRAM,
+            socket.AF_UNIX,
+            f"\0{abstract}-datagrams",
+        ),
         ("tcp", socket.SOCK_STREAM, socket.AF_INET, ("127.0.0.1", 0)),
         ("udp", socket.SOCK_DGRAM, socket.AF_INET, ("127.0.0.1", 0)),
     ):
@@ -129,7 +142,9 @@ def _bomb(
 
 
 _GOES_ON = step("the sandbox goes on", "print(1)", {"stdout": b"1\n"})
-_FORKS = step("others fork", "import os\nos.wait() if os.fork() else None", {"status": "ok"})
+_FORKS = step(
+    "others fork", "import os\nos.wait() if os.fork() else None", {"status": "ok"}
+)
 
 
 async def _fork_bomb(factory: Factory) -> None:
@@ -179,7 +194,9 @@ async def _traces(factory: Factory) -> None:
     rule = "nothing of one sandbox is left for the next"
     # the second may get the first's place
     for program in (LEAVE, LOOK_FOR_TRACE, LOOK_FOR_TRACE):
-        await steps(step(rule, program, {"status": "ok", "stdout": held}, stdin=name))(factory)
+        await steps(step(rule, program, {"status": "ok", "stdout": held}, stdin=name))(
+            factory
+        )
 
 
 async def _swapped_folders(factory: Factory) -> None:
@@ -202,7 +219,9 @@ async def _swapped_folders(factory: Factory) -> None:
                 await asyncio.gather(task, return_exceptions=True)
                 await sandbox.reset()
         modes = [oct(os.stat(path).st_mode & 0o777) for path in paths]
-        expect(modes == ["0o751"] * 2, "the mode of what a link leads to is untouched", modes)
+        expect(
+            modes == ["0o751"] * 2, "the mode of what a link leads to is untouched", modes
+        )
         expect(os.listdir(paths[1]) == ["file"], "and what it holds", os.listdir(paths[1]))
 
 
@@ -219,13 +238,18 @@ async def _neighbour(factory: Factory) -> None:
 
 
 def _named(programs: dict[str, str], guarantee: str) -> tuple[Check, ...]:
-    return checks(guarantee, {name: partial(_attack, code) for name, code in programs.items()})
+    return checks(
+        guarantee, {name: partial(_attack, code) for name, code in programs.items()}
+    )
 
 
 def _outlives(code: str, timeout_s: float, status: str) -> Run:
     """A child that writes a heartbeat must be dead when its run has ended."""
     run = step(
-        f"the run itself ends as {status!r}", BEAT + code, {"status": status}, timeout_s=timeout_s
+        f"the run itself ends as {status!r}",
+        BEAT + code,
+        {"status": status},
+        timeout_s=timeout_s,
     )
     look = step("a child must not outlive its run", LOOK_FOR_BEAT, {"stdout": b"True 0\n"})
     return steps(run, look)
@@ -254,7 +278,9 @@ ATTACKS: tuple[Check, ...] = (
         "processes",
         {
             "daemon outlives a normal end": _outlives("", 30.0, "ok"),
-            "setsid child outlives a timeout": _outlives("while True: pass", 2.0, "timeout"),
+            "setsid child outlives a timeout": _outlives(
+                "while True: pass", 2.0, "timeout"
+            ),
             "forged messages to the host": steps(
                 step(
                     "what the code writes to the descriptors that it finds changes no result",
@@ -278,7 +304,9 @@ ATTACKS: tuple[Check, ...] = (
                 _bomb("buffers of the kernel's are bounded", BUFFER_BOMB, "ok", "oom")
             ),
             "memory bomb of shared mappings": _memory_bomb(SHARED_MEMORY),
-            "memory bomb of kernel buffers in many processes": partial(_hoard, BUFFERS_OF_MANY),
+            "memory bomb of kernel buffers in many processes": partial(
+                _hoard, BUFFERS_OF_MANY
+            ),
             "hoard of shared memory": partial(_hoard, SHARED_HOARD),
             "hoard of /dev/zero": partial(_hoard, ZERO_HOARD),
             "hoard of pages in pipes": partial(_hoard, PIPE_HOARD),
@@ -288,7 +316,9 @@ ATTACKS: tuple[Check, ...] = (
     *checks(
         "disk",
         {
-            "disk fill": steps(_bomb("all files together are bounded", DISK_FILL, limits=_DISK)),
+            "disk fill": steps(
+                _bomb("all files together are bounded", DISK_FILL, limits=_DISK)
+            ),
             "inode fill": steps(_inode_fill),
         },
     ),

@@ -9,7 +9,16 @@ from agentrl.sandbox.interface import FileHash, FileRefusedError, Limits, Sandbo
 
 from .verdict import Step, checks, expect, step, steps
 
-_OUTSIDE = ("../up", "a/../../up", "/etc/passwd", "", ".", "a\0b", "x/" * 100 + "y", "\ud800")
+_OUTSIDE = (
+    "../up",
+    "a/../../up",
+    "/etc/passwd",
+    "",
+    ".",
+    "a\0b",
+    "x/" * 100 + "y",
+    "\ud800",
+)
 
 
 async def _refused(action: Awaitable[object], rule: str) -> None:
@@ -34,7 +43,11 @@ async def _round_trip(sandbox: Sandbox) -> None:
         files={"second": b"two"},
         fetch=["out", "absent"],
     )
-    expect(result.files == {"out": (data + b"two")[::-1]}, "files go in and out with a run", result)
+    expect(
+        result.files == {"out": (data + b"two")[::-1]},
+        "files go in and out with a run",
+        result,
+    )
     expect(
         set(result.refused_files) == {"absent"},
         "a file that is not there is said to be so",
@@ -71,7 +84,8 @@ async def _paths_outside(sandbox: Sandbox) -> None:
         await _refused(sandbox.read_file(path), f"reading {path!r} must be refused")
         await _refused(sandbox.write_file(path, b"x"), f"writing {path!r} must be refused")
         await _refused(
-            sandbox.run("print(1)", files={path: b"x"}), f"uploading {path!r} must be refused"
+            sandbox.run("print(1)", files={path: b"x"}),
+            f"uploading {path!r} must be refused",
         )
         result = await sandbox.run("print(1)", fetch=[path])
         expect(
@@ -109,7 +123,11 @@ async def _sizes(sandbox: Sandbox) -> None:
     result = await sandbox.run(
         "with open('big', 'wb') as f: f.write(b'x' * 100_001)", limits=limits
     )
-    expect(result.status in ("error", "killed"), "a file over its limit cannot be written", result)
+    expect(
+        result.status in ("error", "killed"),
+        "a file over its limit cannot be written",
+        result,
+    )
     await _refused(
         sandbox.run("print(1)", files={"a": b"x" * 100_001}, limits=limits),
         "nor uploaded where it is too large",
@@ -139,14 +157,18 @@ async def _hashes(sandbox: Sandbox) -> None:
 
 
 async def _closed_folder(sandbox: Sandbox) -> None:
-    await sandbox.run("import os, tempfile\nos.chmod(tempfile.gettempdir(), 0)\nos.chmod('.', 0)")
+    await sandbox.run(
+        "import os, tempfile\nos.chmod(tempfile.gettempdir(), 0)\nos.chmod('.', 0)"
+    )
     expect(
         (await sandbox.run("print(1)")).stdout == b"1\n",
         "code cannot make the next run fail",
         "no output",
     )
     await sandbox.write_file("a", b"1")
-    expect(await sandbox.read_file("a") == b"1", "nor a file's way in and out", "other bytes")
+    expect(
+        await sandbox.read_file("a") == b"1", "nor a file's way in and out", "other bytes"
+    )
 
 
 async def _hard_to_remove(sandbox: Sandbox) -> None:

@@ -95,7 +95,9 @@ async def _concurrent(factory: Factory) -> None:
 
     async with factory() as sandbox:
         await asyncio.gather(*(one(number) for number in range(8)))
-        same = await asyncio.gather(*(sandbox.run(f"print({number})") for number in range(8)))
+        same = await asyncio.gather(
+            *(sandbox.run(f"print({number})") for number in range(8))
+        )
     found = [r.stdout for r in same]
     expect(found == [f"{n}\n".encode() for n in range(8)], "also in one sandbox", same)
 
@@ -187,7 +189,12 @@ SEMANTICS = checks(
             step(
                 "a segfault is signal 11, and output before it is kept",
                 _SEGFAULT,
-                {"status": "error", "exit_code": None, "signal": _SIGSEGV, "stdout": b"here\n"},
+                {
+                    "status": "error",
+                    "exit_code": None,
+                    "signal": _SIGSEGV,
+                    "stdout": b"here\n",
+                },
             ),
             step(
                 "a program's signal is named",
@@ -238,7 +245,11 @@ SEMANTICS = checks(
             step(
                 "each output has its own mark",
                 "import os\nos.write(2, b'x' * 10_000_000)",
-                {"status": "output_limit", "stderr_truncated": True, "stdout_truncated": False},
+                {
+                    "status": "output_limit",
+                    "stderr_truncated": True,
+                    "stdout_truncated": False,
+                },
                 limits=_OUTPUT,
             ),
         ),
@@ -256,8 +267,14 @@ SEMANTICS = checks(
                 {"stdout": b"1000000\n"},
                 stdin=b"\x00\xff" * 500_000,
             ),
-            step("stdin ends where nothing was given", "input()", {"stderr": has(b"EOFError")}),
-            step("it may stay unread", "print(1)", {"status": "ok"}, stdin=b"x" * 1_000_000),
+            step(
+                "stdin ends where nothing was given",
+                "input()",
+                {"stderr": has(b"EOFError")},
+            ),
+            step(
+                "it may stay unread", "print(1)", {"status": "ok"}, stdin=b"x" * 1_000_000
+            ),
             step(
                 "what a run left unread is gone",
                 "import sys\nprint(repr(sys.stdin.read()))",
@@ -269,7 +286,11 @@ SEMANTICS = checks(
                 "import fcntl\nfcntl.ioctl(0, 0x5412, b'x')",
                 {"status": "error"},
             ),
-            step("nobody can write to it", "import os\nos.write(0, b'x')", {"status": "error"}),
+            step(
+                "nobody can write to it",
+                "import os\nos.write(0, b'x')",
+                {"status": "error"},
+            ),
         ),
         "environment": _environment,
         "odd code": steps(

@@ -36,7 +36,9 @@ async def last(sandbox: Sandbox, code: str, timeout_s: float = _PATIENCE_S) -> E
     return await sandbox.run(code, persist="interpreter", timeout_s=timeout_s)
 
 
-def _lasting(rule: str, code: str, timeout_s: float = _PATIENCE_S, **wanted: object) -> Step:
+def _lasting(
+    rule: str, code: str, timeout_s: float = _PATIENCE_S, **wanted: object
+) -> Step:
     """A step in the interpreter that persists."""
     return step(rule, code, wanted, persist="interpreter", timeout_s=timeout_s)
 
@@ -86,7 +88,9 @@ _SESSIONS: dict[str, Run] = {
             status="error",
             interpreter_ended=False,
         ),
-        _lasting("each run has its own output", "print(x)", stdout=b"[1, 2, 3]\n", stderr=b""),
+        _lasting(
+            "each run has its own output", "print(x)", stdout=b"[1, 2, 3]\n", stderr=b""
+        ),
         step(
             "a run that asks for a fresh interpreter gets one",
             _HAS_X,

@@ -43,7 +43,9 @@ class CheckResult:
     detail: str = ""
 
 
-def step(rule: str, code: str | bytes | None, wanted: Mapping[str, Any], **options: Any) -> Step:
+def step(
+    rule: str, code: str | bytes | None, wanted: Mapping[str, Any], **options: Any
+) -> Step:
     """One run in a sandbox, and the result that it must have.
 
     Args:
@@ -57,7 +59,11 @@ def step(rule: str, code: str | bytes | None, wanted: Mapping[str, Any], **optio
         result = await sandbox.run(code, **options)
         for name, value in wanted.items():
             seen = getattr(result, name)
-            expect(value(seen) if callable(value) else seen == value, f"{rule} ({name})", result)
+            expect(
+                value(seen) if callable(value) else seen == value,
+                f"{rule} ({name})",
+                result,
+            )
 
     return play
 

@@ -18,9 +18,30 @@ from collections.abc import Iterable, Mapping
 from agentrl.errors import MachineError
 
 GRAFT_FOLDER = "/.agentrl"
-_PROGRAMS = ("sh", "cat", "cp", "echo", "env", "false", "ls", "mkdir", "mv", "rm", "sleep", "true")
+_PROGRAMS = (
+    "sh",
+    "cat",
+    "cp",
+    "echo",
+    "env",
+    "false",
+    "ls",
+    "mkdir",
+    "mv",
+    "rm",
+    "sleep",
+    "true",
+)
 _LEFT_OUT = frozenset(
-    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "ensurepip"}
+    {
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "test",
+        "tests",
+        "idlelib",
+        "ensurepip",
+    }
 )
 _ACCOUNTS = {
     "etc/passwd": (b"root:x:0:0::/root:/bin/sh\n", 0o644),
@@ -38,11 +59,15 @@ def image_tar() -> bytes:
         MachineError: this is not Linux.
     """
     python, stdlib = _interpreter()
-    programs = [path for name in _PROGRAMS if (path := shutil.which(name, path="/usr/bin:/bin"))]
+    programs = [
+        path for name in _PROGRAMS if (path := shutil.which(name, path="/usr/bin:/bin"))
+    ]
     modules = _modules(stdlib)
     names = {path: path for path in (python, *programs, *modules)}
     names |= {path: path for path in _libraries([python, *programs, *modules])}
-    links = {f"{top}": os.readlink(f"/{top}") for top in _TOP_LINKS if os.path.islink(f"/{top}")}
+    links = {
+        f"{top}": os.readlink(f"/{top}") for top in _TOP_LINKS if os.path.islink(f"/{top}")
+    }
     if python != "/usr/bin/python3":
         links["usr/bin/python3"] = python
     return _tar(
@@ -95,7 +120,9 @@ def _modules(stdlib: str) -> list[str]:
     found = []
     for folder, folders, names in os.walk(stdlib):
         folders[:] = [
-            name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")
+            name
+            for name in folders
+            if name not in _LEFT_OUT and not name.startswith("config-")
         ]
         found += [os.path.join(folder, name) for name in names]
     return found
@@ -104,7 +131,9 @@ def _modules(stdlib: str) -> list[str]:
 def _libraries(files: Iterable[str]) -> list[str]:
     """What the loader finds for these programs and extension modules, itself included."""
     binaries = [path for path in files if _is_elf(path)]
-    said = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(
+        ["ldd", *binaries], capture_output=True, text=True, check=False
+    ).stdout
     return list(dict.fromkeys(re.findall(r"(/\S+) \(0x", said)))
 
 
@@ -141,7 +170,9 @@ def _tar(
             tar.addfile(entry, io.BytesIO(data))
         for name, path in paths.items():
             with open(path, "rb") as file:
-                entry = _entry(name, tarfile.REGTYPE, 0o755 if os.access(path, os.X_OK) else 0o644)
+                entry = _entry(
+                    name, tarfile.REGTYPE, 0o755 if os.access(path, os.X_OK) else 0o644
+                )
                 entry.size = os.fstat(file.fileno()).st_size
                 tar.addfile(entry, file)
     return out.getvalue()

@@ -50,7 +50,12 @@ def connect(settings: DockerSettings) -> Client:
     try:
         with closing(_open(way, oldest)) as client:
             version = str(client.api.version(api_version=False)["ApiVersion"])
-    except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
+    except (
+        docker.errors.DockerException,
+        requests.RequestException,
+        OSError,
+        ValueError,
+    ) as error:
         why, remedy = _reason(error, place)
         with _lock:
             answered = place in _answered
@@ -58,7 +63,9 @@ def connect(settings: DockerSettings) -> Client:
             raise SandboxError(
                 f"the container engine at {place} answered before and does not now: {why}"
             ) from error
-        raise MachineError(f"no container engine answers at {place}: {why}; {remedy}") from error
+        raise MachineError(
+            f"no container engine answers at {place}: {why}; {remedy}"
+        ) from error
     if tuple(map(int, version.split("."))) < _OLDEST_API:
         raise MachineError(
             f"the container engine at {place} speaks Docker API {version}; {oldest} (Docker 19.03, "
@@ -117,7 +124,11 @@ def _reason(error: BaseException, place: str) -> tuple[str, str]:
         (FileNotFoundError, "the socket does not exist", start),
         (ConnectionRefusedError, "the connection is refused", start),
         (PermissionError, "permission denied", own),
-        (socket.gaierror, "the name is unknown", "correct DOCKER_HOST or DockerSettings.host"),
+        (
+            socket.gaierror,
+            "the name is unknown",
+            "correct DOCKER_HOST or DockerSettings.host",
+        ),
         (ssl.SSLError, "TLS failed: {}", "check DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"),
         (TimeoutError | requests.Timeout, f"no answer within {_TIMEOUT_S} s", start),
         (
@@ -224,7 +235,9 @@ def create(client: Client, spec: ContainerSpec, image_id: str, command: list[str
     with asked("tell its memory"):
         ceiling = int(client.info()["MemTotal"] * _MEMORY_SHARE)
     sandboxes = settings.max_sandboxes * (SANDBOX_BYTES + spec.disk_bytes)
-    memory = settings.memory_bytes or min(ceiling, HOST_BYTES + spec.memory_bytes + sandboxes)
+    memory = settings.memory_bytes or min(
+        ceiling, HOST_BYTES + spec.memory_bytes + sandboxes
+    )
 
     def attempt(*, count_files: bool) -> str:
         host_config = client.api.create_host_config(
@@ -290,7 +303,8 @@ def _file_systems(spec: ContainerSpec, *, count_files: bool) -> dict[str, str]:
 
     return {
         **dict.fromkeys(
-            root_paths(spec.settings), options("exec,mode=0711", spec.disk_bytes, spec.max_files)
+            root_paths(spec.settings),
+            options("exec,mode=0711", spec.disk_bytes, spec.max_files),
         ),
         "/tmp": options("noexec,mode=0711", 2**16, 16),
         "/run": options("noexec,mode=0700", 2**22, 16),

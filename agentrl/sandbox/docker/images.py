@@ -74,7 +74,10 @@ def find(client: Client, name: str) -> EngineImage:
             raise MachineError(f"the image {name} is not there; type: {_command(name)}")
         for graft in client.api.images(filters={"label": f"{_GRAFT_OF}={found}"}):
             return EngineImage(
-                graft["Id"], name, tuple(json.loads(graft["Labels"][_GRAFT_COMMAND])), grafted=True
+                graft["Id"],
+                name,
+                tuple(json.loads(graft["Labels"][_GRAFT_COMMAND])),
+                grafted=True,
             )
     return EngineImage(found, name, PYTHON_COMMAND, grafted=False)
 
@@ -135,9 +138,13 @@ def _bring(client: Client, name: str) -> str:
     try:
         if name == LOCAL_PYTHON:
             # podman takes no tag
-            said = json.loads(client.api.import_image_from_data(image_tar(), repository=name))
+            said = json.loads(
+                client.api.import_image_from_data(image_tar(), repository=name)
+            )
             if "error" in said:
-                raise MachineError(f"the engine could not import the image {name}: {said['error']}")
+                raise MachineError(
+                    f"the engine could not import the image {name}: {said['error']}"
+                )
             return "made"
         if _is_folder(name):
             client.images.build(
@@ -150,7 +157,9 @@ def _bring(client: Client, name: str) -> str:
     except docker.errors.BuildError as error:
         log = "".join(line.get("stream", "") for line in error.build_log)
         log = ending(log.strip(), 1000)
-        raise MachineError(f"the image of {name} could not be built: {error.msg}; {log}") from error
+        raise MachineError(
+            f"the image of {name} could not be built: {error.msg}; {log}"
+        ) from error
     except (docker.errors.APIError, requests.RequestException) as error:
         why = getattr(error, "explanation", None) or error
         raise MachineError(
@@ -179,7 +188,8 @@ def _tag(folder: str) -> str:
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         data = path.read_bytes()
         digest.update(
-            f"{path.relative_to(root)}\0{path.stat().st_mode:o}\0{len(data)}\0".encode() + data
+            f"{path.relative_to(root)}\0{path.stat().st_mode:o}\0{len(data)}\0".encode()
+            + data
         )
     return f"{_REPOSITORY}:{digest.hexdigest()[:20]}"
 

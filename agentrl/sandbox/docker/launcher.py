@@ -227,7 +227,9 @@ class ContainerHost:
         self._decoder = frames.FrameDecoder()
         # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
         self._lock = threading.Lock()
-        self._links = {frames.CONTROL: ContainerLink(self, frames.CONTROL, on_frame, on_end)}
+        self._links = {
+            frames.CONTROL: ContainerLink(self, frames.CONTROL, on_frame, on_end)
+        }
         self.control = self._links[frames.CONTROL]
         self.stream = Stream(
             io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end

@@ -60,7 +60,12 @@ class DockerSettings(Section):
                 "/tmp/engine.sock:/var/run/docker.sock HOST",
             )
         for folder in self.readable:
-            if not folder.startswith("/") or folder.rstrip("/") in ("", "/proc", "/sys", "/dev"):
+            if not folder.startswith("/") or folder.rstrip("/") in (
+                "",
+                "/proc",
+                "/sys",
+                "/dev",
+            ):
                 raise self.broken(
                     "readable",
                     f": {folder!r} must be an absolute folder below / and none of the kernel's own "

@@ -23,7 +23,12 @@ from agentrl.sandbox.owner_id import Owner, orphaned, owner_part
 _PREFIX = "agentrl-sandbox-"
 # by version: the limit, the counts of kills and of reached limits, and what forbids swap
 _FILES = {
-    1: ("memory.limit_in_bytes", "memory.oom_control", "memory.failcnt", "memory.swappiness"),
+    1: (
+        "memory.limit_in_bytes",
+        "memory.oom_control",
+        "memory.failcnt",
+        "memory.swappiness",
+    ),
     2: ("memory.max", "memory.events", "memory.events", "memory.swap.max"),
 }
 # in which the processes of a sandbox that has ended leave its cgroup
@@ -59,7 +64,9 @@ def _is_usable(node: Node) -> bool:
         _remove_orphans(node)
         cgroup = Cgroup(node)
         try:
-            with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as cat:
+            with subprocess.Popen(
+                ["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            ) as cat:
                 # a process can be moved into it
                 os.write(cgroup.files[0], str(cat.pid).encode())
         finally:
@@ -80,7 +87,10 @@ def candidate_nodes(proc: str = "/proc/self") -> Iterator[Node]:
             yield node
             continue
         # the nearest whose children are bounded
-        with contextlib.suppress(OSError), open(f"{node.path}/cgroup.subtree_control") as file:
+        with (
+            contextlib.suppress(OSError),
+            open(f"{node.path}/cgroup.subtree_control") as file,
+        ):
             if "memory" in file.read().split():
                 yield node
 
@@ -109,7 +119,9 @@ def _own_nodes(proc: str) -> Iterator[Node]:
         own = [line.rstrip("\n").split(":", 2) for line in file]
     for kind, root, place, options in _mounts(proc):
         if kind == "cgroup" and "memory" in options:
-            paths = (path for _, controllers, path in own if "memory" in controllers.split(","))
+            paths = (
+                path for _, controllers, path in own if "memory" in controllers.split(",")
+            )
             yield from (Node(_seen(path, root, place), 1) for path in paths)
         elif kind == "cgroup2":
             node = _seen(

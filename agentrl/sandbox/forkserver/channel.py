@@ -118,7 +118,11 @@ class Stream:
         while self._out:
             data, fds = self._out[0]
             try:
-                sent = socket.send_fds(self._sock, [data], fds) if fds else self._sock.send(data)
+                sent = (
+                    socket.send_fds(self._sock, [data], fds)
+                    if fds
+                    else self._sock.send(data)
+                )
             except _WOULD_BLOCK:
                 return
             except OSError:

@@ -59,7 +59,9 @@ def shared_server(settings: HostSettings, bound: HostSettings | None = None) -> 
             for unused in _past_use():
                 ending.callback(unused.close)
             _remove_orphans_once()
-            permits = _executing.setdefault(bound or settings, FifoSemaphore(settings.permits))
+            permits = _executing.setdefault(
+                bound or settings, FifoSemaphore(settings.permits)
+            )
         ending.close()
         server = ForkServer(settings, executing=permits)
         with _lock:

@@ -213,7 +213,9 @@ class ProcessHost:
             with contextlib.suppress(OSError):
                 files.remove(base)
                 return
-        raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed")
+        raise SandboxError(
+            f"the folder {base} of a sandbox host that died could not be removed"
+        )
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,9 @@ class LocalLauncher:
         return ProcessHost(host_argv(), io, on_frame, on_end)
 
 
-def host_argv(module: str = "supervisor", *, folder: str = str(HOST_FOLDER.parent)) -> list[str]:
+def host_argv(
+    module: str = "supervisor", *, folder: str = str(HOST_FOLDER.parent)
+) -> list[str]:
     """The command line of a program of the host's, in the interpreter that runs this; it names its
     owner, this process.
 

@@ -53,7 +53,9 @@ def unsafe(spec: SandboxSpec) -> ForkedSandbox:
     return forked(spec, confine=False)
 
 
-def forked(spec: SandboxSpec, *, confine: bool, launcher: Launcher | None = None) -> ForkedSandbox:
+def forked(
+    spec: SandboxSpec, *, confine: bool, launcher: Launcher | None = None
+) -> ForkedSandbox:
     """A sandbox in the host that this process's sandboxes of such a spec share.
 
     Args:
@@ -207,7 +209,9 @@ class BubblewrapLauncher:
             with owned(tell), owned(blocked):
                 argv = _argv_of_root(bwrap, folders, first + uids.BLOCK - 1, tell, blocked)
                 try:
-                    host = BubblewrapHost(argv, io, on_frame, on_end, pass_fds=(tell, blocked))
+                    host = BubblewrapHost(
+                        argv, io, on_frame, on_end, pass_fds=(tell, blocked)
+                    )
                 except SandboxError:
                     reservation.close()
                     raise
@@ -224,7 +228,9 @@ def _own_folders(modules: Sequence[str]) -> dict[str, str]:
     """Folders that only this installation has, each by where it is seen inside."""
     wanted = [os.path.realpath(sys.base_prefix), *modules]
     folders = {
-        path: path for path in wanted if os.path.isdir(path) and not _is_below(path, PROGRAMS)
+        path: path
+        for path in wanted
+        if os.path.isdir(path) and not _is_below(path, PROGRAMS)
     }
     for path in folders:
         if _is_below(path, (namespaces.TEMP, namespaces.PLACE)):
@@ -252,7 +258,10 @@ def _arguments(folders: Mapping[str, str]) -> list[str]:
         elif os.path.isdir(path):
             args += ["--ro-bind", path, path]
     seen = (*folders, *SYSTEM_FILES)
-    parents = {str(parent) for inside in seen for parent in PurePath(inside).parents} - {"/", _HOST}
+    parents = {str(parent) for inside in seen for parent in PurePath(inside).parents} - {
+        "/",
+        _HOST,
+    }
     # as bubblewrap makes them, they may be closed to the uids of slots
     for path in sorted(parents):
         args += [*_PASSABLE, "--dir", path]
@@ -281,8 +290,17 @@ def _argv_of_root(
     """The command line that gives up root first, and lets this process give bubblewrap a block of
     uids.
     """
-    staged = {inside: drop_privileges.staged(number) for number, inside in enumerate(folders)}
-    argv = [bwrap, *_arguments(staged), "--info-fd", str(tell), "--userns-block-fd", str(blocked)]
+    staged = {
+        inside: drop_privileges.staged(number) for number, inside in enumerate(folders)
+    }
+    argv = [
+        bwrap,
+        *_arguments(staged),
+        "--info-fd",
+        str(tell),
+        "--userns-block-fd",
+        str(blocked),
+    ]
     # over the block alone: a uid for each slot
     for capability in (
         "CAP_SETUID",
@@ -290,7 +308,11 @@ def _argv_of_root(
         "CAP_KILL",
     ):
         argv += ["--cap-add", capability]
-    order = {"uid": uid, "folders": list(folders.values()), "argv": [*argv, "--", *_command()]}
+    order = {
+        "uid": uid,
+        "folders": list(folders.values()),
+        "argv": [*argv, "--", *_command()],
+    }
     return [*host_argv("confine.drop_privileges"), json.dumps(order)]
 
 
@@ -330,9 +352,8 @@ def _remedy(said: str) -> str:
         if is_set and any(word in said for word in _REFUSAL):
             return remedy
     if "setuid" in said:
-        return (
-            "a setuid bwrap cannot be used here: `chmod u-s` it where user namespaces are allowed"
-        )
+        remedy = "`chmod u-s` it where user namespaces are allowed"
+        return f"a setuid bwrap cannot be used here: {remedy}"
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
         return (
             "this container refuses namespaces: start it with --security-opt seccomp=unconfined "

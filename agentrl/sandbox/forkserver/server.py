@@ -102,7 +102,9 @@ class SlotHandle:
             if not ended:
                 self._pending[number] = future
         if ended:
-            future.set_exception(SandboxError("the sandbox has ended; reset() it or open another"))
+            future.set_exception(
+                SandboxError("the sandbox has ended; reset() it or open another")
+            )
         else:
             self.server.num_runs += header["op"] == "run"
             self.link.send({**header, "id": number}, blobs)
@@ -170,7 +172,9 @@ class ForkServer:
         SandboxError: the host did not start.
     """
 
-    def __init__(self, settings: HostSettings, *, executing: FifoSemaphore | None = None) -> None:
+    def __init__(
+        self, settings: HostSettings, *, executing: FifoSemaphore | None = None
+    ) -> None:
         self.settings = settings
         self.facts: dict[str, Any] = {}
         self.slots: dict[int, SlotHandle] = {}
@@ -196,7 +200,9 @@ class ForkServer:
                 self.proxy = ProxyServer(self._host.listener(), AllowList(settings.network))
         except TimeoutError:
             self.close()
-            raise SandboxError(f"the sandbox host did not start within {_START_S:g} s") from None
+            raise SandboxError(
+                f"the sandbox host did not start within {_START_S:g} s"
+            ) from None
         except BaseException:
             # No half-started host stays: nobody else knows of its process.
             self.close()
@@ -214,7 +220,9 @@ class ForkServer:
             fail(self._ready, error)
             return
         except OSError as error:
-            fail(self._ready, SandboxError(f"the sandbox host could not be started: {error}"))
+            fail(
+                self._ready, SandboxError(f"the sandbox host could not be started: {error}")
+            )
             return
         self.control.send(self.settings.first_frame())
 
@@ -270,7 +278,8 @@ class ForkServer:
                 resolve(self._ready, header)
             case "refused":
                 fail(
-                    self._ready, (ConfigError if header["setting"] else MachineError)(header["why"])
+                    self._ready,
+                    (ConfigError if header["setting"] else MachineError)(header["why"]),
                 )
             case "closed" | "open_failed":
                 with self._lock:

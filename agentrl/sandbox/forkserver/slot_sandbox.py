@@ -101,7 +101,9 @@ class ForkedSandbox(Sandbox):
         persist = "files" if argv is not None else persist or self._persist
         if persist == "interpreter":
             _check_lasting(limits, self.limits)
-        source = code.encode(errors="surrogatepass") if isinstance(code, str) else code or b""
+        source = (
+            code.encode(errors="surrogatepass") if isinstance(code, str) else code or b""
+        )
         uploads = dict(files or {})
         for path, data in uploads.items():
             _check_size(path, data, limits)
@@ -137,10 +139,14 @@ class ForkedSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         _check_size(path, data, self.limits)
-        await self._ask({"op": "write", "path": path, "limits": self.limits.model_dump()}, [data])
+        await self._ask(
+            {"op": "write", "path": path, "limits": self.limits.model_dump()}, [data]
+        )
 
     async def read_file(self, path: str) -> bytes:
-        _, blobs = await self._ask({"op": "read", "path": path, "limit": self.limits.file_bytes})
+        _, blobs = await self._ask(
+            {"op": "read", "path": path, "limit": self.limits.file_bytes}
+        )
         return blobs[0]
 
     async def read_lines(
@@ -177,7 +183,9 @@ class ForkedSandbox(Sandbox):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SandboxError("the sandbox is closed; reset() it or open another", retryable=False)
+            raise SandboxError(
+                "the sandbox is closed; reset() it or open another", retryable=False
+            )
 
     async def _open(self) -> SlotHandle:
         try:

@@ -161,7 +161,9 @@ def split_path(path: str) -> list[str]:
     if not parts:
         raise PathRefused(f"{path!r}: the path names no file")
     if ".." in parts:
-        raise PathRefused(f"{path!r}: '..' is refused; files stay inside the working folder")
+        raise PathRefused(
+            f"{path!r}: '..' is refused; files stay inside the working folder"
+        )
     if len(parts) > MAX_DEPTH:
         raise PathRefused(f"{path!r}: nested deeper than {MAX_DEPTH} folders")
     try:
@@ -236,7 +238,9 @@ def read_file(root: str, path: str, limit: int) -> bytes:
     return data
 
 
-def cut_lines(data: bytes, first: int, last: int | None, max_bytes: int) -> tuple[bytes, int, bool]:
+def cut_lines(
+    data: bytes, first: int, last: int | None, max_bytes: int
+) -> tuple[bytes, int, bool]:
     """Lines of a file, the number of all its lines, and whether these were cut.
 
     Args:
@@ -271,10 +275,14 @@ def list_files(root: str, max_files: int) -> list[tuple[str, int]]:
     left out.
     """
     with opened(root, FOLDER) as fd:
-        return sorted((path, info.st_size) for _, path, info in _RegularFiles(fd, max_files))
+        return sorted(
+            (path, info.st_size) for _, path, info in _RegularFiles(fd, max_files)
+        )
 
 
-def hash_files(root: str, max_files: int, largest: int) -> tuple[list[tuple[str, int, str]], bool]:
+def hash_files(
+    root: str, max_files: int, largest: int
+) -> tuple[list[tuple[str, int, str]], bool]:
     """``(path, bytes, SHA-256)`` of the files that :func:`list_files` gives, and whether these are
     all.
 

@@ -43,7 +43,9 @@ def on_link(link: int, op: str, data: bytes = b"") -> bytes:
     """
     header = {"link": link, "op": op}
     starts = range(0, len(data) or 1, _PIECE_BYTES)
-    return b"".join(encode(header, [data[start : start + _PIECE_BYTES]]) for start in starts)
+    return b"".join(
+        encode(header, [data[start : start + _PIECE_BYTES]]) for start in starts
+    )
 
 
 def cut(
@@ -91,5 +93,7 @@ class FrameDecoder:
 
 def _body_bytes(head_len: int, blobs_len: int) -> int:
     if head_len > MAX_HEADER_BYTES or blobs_len > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame announces {head_len} + {blobs_len} bytes; the stream is corrupt")
+        raise FrameError(
+            f"a frame announces {head_len} + {blobs_len} bytes; the stream is corrupt"
+        )
     return head_len + blobs_len

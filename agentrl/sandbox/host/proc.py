@@ -297,7 +297,11 @@ def _is_marked(pid: int) -> bool:
 
 def _is_orphan(pid: int) -> bool:
     status = _status(pid)
-    if not status or status[b"State"].startswith((b"Z", b"X")) or len(status[b"NSpid"].split()) > 1:
+    if (
+        not status
+        or status[b"State"].startswith((b"Z", b"X"))
+        or len(status[b"NSpid"].split()) > 1
+    ):
         return False
     if os.geteuid() not in (0, int(status[b"Uid"].split()[0])):
         return False
@@ -321,4 +325,6 @@ def _is_host(pid: int) -> bool:
 def _status(pid: int) -> dict[bytes, bytes]:
     """proc_pid_status(5); empty where there is no such process."""
     lines = read(pid, "status").splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+    return {
+        name: value.strip() for name, _, value in (line.partition(b":") for line in lines)
+    }

@@ -137,7 +137,9 @@ class Relay:
         try:
             self.write_out(link)
         except BlockingIOError:
-            self.selector.modify(link.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, link)
+            self.selector.modify(
+                link.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, link
+            )
         except (BrokenPipeError, ConnectionResetError):
             self.drop(link)
         else:

@@ -349,7 +349,11 @@ def _image_env() -> dict[str, str]:
     interpreter.
     """
     names = os.environ.keys() - {"HOSTNAME", "HOME", "TERM", "container"}
-    return {name: os.environ[name] for name in names if not name.startswith(("PYTHON", "GPG_KEY"))}
+    return {
+        name: os.environ[name]
+        for name in names
+        if not name.startswith(("PYTHON", "GPG_KEY"))
+    }
 
 
 def _threads_of(uid: int) -> int:

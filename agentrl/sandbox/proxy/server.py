@@ -79,7 +79,9 @@ def parse(raw: bytes) -> Request:
     if not first.isprintable() or not (method.isascii() and method.isalpha()):
         raise BadRequest("400 Bad Request", "the request line is malformed")
     if version not in ("HTTP/1.0", "HTTP/1.1"):
-        raise BadRequest("400 Bad Request", f"{version[:_MAX_ECHO]!r} is not served; use HTTP/1.1")
+        raise BadRequest(
+            "400 Bad Request", f"{version[:_MAX_ECHO]!r} is not served; use HTTP/1.1"
+        )
     if method == "CONNECT":
         host, tunnel_port = split_port(target)
         if not tunnel_port or not is_host(host):
@@ -110,7 +112,8 @@ def _target(target: str) -> tuple[str, int, str]:
     if url.scheme != "http" or not host or not is_host(host):
         asked = f"got {target[:_MAX_ECHO]!r}"
         raise BadRequest(
-            "400 Bad Request", f"a proxy is asked for http://host/path or by CONNECT, {asked}"
+            "400 Bad Request",
+            f"a proxy is asked for http://host/path or by CONNECT, {asked}",
         )
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     return host, port, path
@@ -123,7 +126,12 @@ def _headers(lines: list[str]) -> tuple[list[str], int]:
     for line in lines:
         name, colon, value = line.partition(":")
         plain = name.lower()
-        if not colon or not name or name != name.strip() or any(bad in line for bad in "\r\n\0"):
+        if (
+            not colon
+            or not name
+            or name != name.strip()
+            or any(bad in line for bad in "\r\n\0")
+        ):
             raise BadRequest("400 Bad Request", "a header is malformed")
         if plain == "transfer-encoding":
             raise BadRequest("411 Length Required", "a body needs a Content-Length here")
@@ -131,7 +139,9 @@ def _headers(lines: list[str]) -> tuple[list[str], int]:
             lengths.add(value.strip())
         if plain not in _OWN_HEADERS and not plain.startswith("proxy-"):
             kept.append(line)
-    if len(lengths) > 1 or not all(length.isascii() and length.isdigit() for length in lengths):
+    if len(lengths) > 1 or not all(
+        length.isascii() and length.isdigit() for length in lengths
+    ):
         raise BadRequest("400 Bad Request", "the Content-Length is malformed")
     if any(len(length) > _MAX_LENGTH_DIGITS for length in lengths):
         raise BadRequest(
@@ -298,13 +308,17 @@ class ProxyServer:
             addresses = await asyncio.wait_for(self._resolve(host, port), _CONNECT_S)
         except (OSError, TimeoutError, UnicodeError) as error:
             return f"{host} could not be resolved: {error}"
-        allowed = [address for address in addresses if self._allow.permits_address(host, address)]
+        allowed = [
+            address for address in addresses if self._allow.permits_address(host, address)
+        ]
         if not allowed:
             return f"{host} leads to no public address"
         problem = ""
         for address in allowed:
             try:
-                return await asyncio.wait_for(asyncio.open_connection(address, port), _CONNECT_S)
+                return await asyncio.wait_for(
+                    asyncio.open_connection(address, port), _CONNECT_S
+                )
             except (OSError, TimeoutError) as error:
                 problem = str(error) or "no answer"
         return f"{host}:{port} could not be reached: {problem}"
@@ -320,7 +334,11 @@ class ProxyServer:
                     "a sandbox asked for %s %s: %s",
                     request.method,
                     *key,
-                    extra={"event": "sandbox_host_asked", "host": key[0], "outcome": outcome},
+                    extra={
+                        "event": "sandbox_host_asked",
+                        "host": key[0],
+                        "outcome": outcome,
+                    },
                 )
         self.counts[key] += 1
 

@@ -87,7 +87,9 @@ class AnnotationColumn:
         try:
             return cls(**{**record, "categories": tuple(record["categories"])})
         except (KeyError, TypeError) as error:
-            raise StoreError(f"{shown(record, 200)} is no annotation column: {error}") from error
+            raise StoreError(
+                f"{shown(record, 200)} is no annotation column: {error}"
+            ) from error
 
 
 LOSS_REASONS = ("trained", "mask", "stale", "filtered", "off_policy")
@@ -145,7 +147,9 @@ TOKEN_COLUMNS = (
         "nats",
         help="Log-probability by the trainer's policy before the step; see old_logprobs_from.",
     ),
-    AnnotationColumn("advantages", "token", scale="diverging", help="What the loss multiplies."),
+    AnnotationColumn(
+        "advantages", "token", scale="diverging", help="What the loss multiplies."
+    ),
     AnnotationColumn(
         "loss_weight",
         "token",
@@ -255,7 +259,9 @@ class StoredAnnotation:
         return (*found, self.resumes, self.recorded_at)
 
 
-def check_annotation(annotation: Annotation, columns: Mapping[str, AnnotationColumn]) -> None:
+def check_annotation(
+    annotation: Annotation, columns: Mapping[str, AnnotationColumn]
+) -> None:
     """Whether an annotation can be stored.
 
     Args:
@@ -271,7 +277,11 @@ def check_annotation(annotation: Annotation, columns: Mapping[str, AnnotationCol
         what = f"annotation {name!r} of trajectory {annotation.trajectory_id!r}"
         column = columns.get(name)
         if column is None or column.level == "trajectory":
-            found = "is not declared" if column is None else "is declared as a trajectory's value"
+            found = (
+                "is not declared"
+                if column is None
+                else "is declared as a trajectory's value"
+            )
             raise StoreError(
                 f"{what} is an array and {found}; declare it by TrajectoryWriter.declare("
                 f"[AnnotationColumn({name!r}, 'token')])"
@@ -300,7 +310,9 @@ def encode_annotation(stored: StoredAnnotation) -> tuple[dict[str, Any], bytes]:
         "resumes": stored.resumes,
         "recorded_at": stored.recorded_at,
         "values_json": to_json(one.values),
-        "arrays": [[name, array.dtype.str, array.size] for name, array in one.arrays.items()],
+        "arrays": [
+            [name, array.dtype.str, array.size] for name, array in one.arrays.items()
+        ],
     }
     return record, b"".join(array.tobytes() for array in one.arrays.values())
 

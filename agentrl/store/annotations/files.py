@@ -35,7 +35,13 @@ from agentrl.store.annotations.rollbacks import Rollbacks
 from agentrl.store.disk import write_json
 from agentrl.store.jsonl import Record
 from agentrl.store.run_directory import RunDirectory
-from agentrl.store.shard import ShardLayout, ShardWriter, place_of, reading_shard, shard_file
+from agentrl.store.shard import (
+    ShardLayout,
+    ShardWriter,
+    place_of,
+    reading_shard,
+    shard_file,
+)
 from agentrl.store.step_files import StepFiles, read_framed, read_frames
 from agentrl.types.arrays import AnyArray
 
@@ -111,7 +117,9 @@ class AnnotationShardWriter(ShardWriter[LiveAnnotation]):
         return len(row[1])
 
 
-def seal_annotations(live: Path, shard: Path, columns: Mapping[str, AnnotationColumn]) -> int:
+def seal_annotations(
+    live: Path, shard: Path, columns: Mapping[str, AnnotationColumn]
+) -> int:
     """Turn a live file into a shard, durably and in one step, a row group in memory at a time.
 
     Args:
@@ -145,7 +153,9 @@ def live_table(rows: Sequence[LiveAnnotation]) -> pa.Table:
     return pa.Table.from_batches([_record_batch(rows, schema)])
 
 
-def _schema(records: Sequence[Record], columns: Mapping[str, AnnotationColumn]) -> pa.Schema:
+def _schema(
+    records: Sequence[Record], columns: Mapping[str, AnnotationColumn]
+) -> pa.Schema:
     dtypes: dict[str, np.dtype[Any]] = {}
     for record in records:
         for name, dtype, _ in record["arrays"]:
@@ -172,12 +182,15 @@ def _record_batch(rows: Sequence[LiveAnnotation], schema: pa.Schema) -> pa.Recor
         for name, array in arrays_of(record, data):
             parts[name][row] = array
     columns = [
-        pa.array([record[name] for record, _ in rows], kind) for name, kind in _FIXED.items()
+        pa.array([record[name] for record, _ in rows], kind)
+        for name, kind in _FIXED.items()
     ]
     for name, own in parts.items():
         kind = schema.field(name).type
         dtype = kind.value_type.to_pandas_dtype()
-        arrays = (array if array is None else array.astype(dtype, copy=False) for array in own)
+        arrays = (
+            array if array is None else array.astype(dtype, copy=False) for array in own
+        )
         columns.append(pa.array(arrays, kind))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -228,7 +241,9 @@ def read_values(path: Path) -> list[StoredAnnotation]:
 
 def _rows(table: pa.Table) -> Iterator[StoredAnnotation]:
     arrays = {
-        name: table[name].combine_chunks() for name in table.column_names if name not in FIXED
+        name: table[name].combine_chunks()
+        for name in table.column_names
+        if name not in FIXED
     }
     fixed = table.select(list(_FIXED)).to_pylist()
     for index, row in enumerate(fixed):
@@ -316,7 +331,11 @@ def read_declared(path: Path) -> list[AnnotationColumn]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        raise StoreError(f"{path} must list annotation columns: {error}; remove it") from error
+        raise StoreError(
+            f"{path} must list annotation columns: {error}; remove it"
+        ) from error
     if not isinstance(records, list):
-        raise StoreError(f"{path} must list annotation columns, got {type(records).__name__}")
+        raise StoreError(
+            f"{path} must list annotation columns, got {type(records).__name__}"
+        )
     return [AnnotationColumn.of_record(record) for record in records]

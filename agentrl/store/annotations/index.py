@@ -141,9 +141,13 @@ class AnnotationIndex:
         for error in errors:
             self._on_damage(error)
         own = [one for one in found if one.annotation.trajectory_id == trajectory_id]
-        return sorted(own, key=lambda one: (one.resumes, one.annotation.step, one.recorded_at))
+        return sorted(
+            own, key=lambda one: (one.resumes, one.annotation.step, one.recorded_at)
+        )
 
-    def _read_rows(self, trajectory_id: str) -> tuple[list[StoredAnnotation], list[StoreError]]:
+    def _read_rows(
+        self, trajectory_id: str
+    ) -> tuple[list[StoredAnnotation], list[StoreError]]:
         found = []
         errors = []
         for shard, row in self._rows.get(trajectory_id, ()):

@@ -62,7 +62,9 @@ class Rollbacks:
             ) from error
 
     @classmethod
-    def readable(cls, run: RunDirectory, on_damage: Callable[[StoreError], None]) -> Rollbacks:
+    def readable(
+        cls, run: RunDirectory, on_damage: Callable[[StoreError], None]
+    ) -> Rollbacks:
         """Those of a run; none where they cannot be read, which ``on_damage`` is told."""
         try:
             return cls(run)

@@ -94,7 +94,9 @@ def _encode_segment(segment: Segment) -> dict[str, Any]:
     if segment.media:
         layout["media"] = [fields_of(span) for span in segment.media]
     if segment.side:
-        layout["side"] = {name: _array_layout(name, array) for name, array in segment.side.items()}
+        layout["side"] = {
+            name: _array_layout(name, array) for name, array in segment.side.items()
+        }
     return layout
 
 
@@ -132,7 +134,10 @@ class SegmentReader:
             else None,
             policy_version=layout.get("policy_version"),
             media=tuple(MediaSpan(**span) for span in layout.get("media", ())),
-            side={name: self._side_array(array) for name, array in layout.get("side", {}).items()},
+            side={
+                name: self._side_array(array)
+                for name, array in layout.get("side", {}).items()
+            },
         )
 
     def _side_array(self, layout: Mapping[str, Any]) -> AnyArray:
@@ -197,7 +202,9 @@ JSON_FIELDS = (
 """Fields of a trajectory whose columns have their names; these hold JSON."""
 
 
-def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) -> EncodedRow:
+def encode_trajectory(
+    trajectory: Trajectory, *, step: int, recorded_at: float
+) -> EncodedRow:
     """The row and arrays of a trajectory that finished in ``step``.
 
     Args:
@@ -239,7 +246,9 @@ def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) 
         "policy_version_min": min(versions, default=None),
         "policy_version_max": max(versions, default=None),
         # what a search looks through: the words of the opening conversation
-        "prompt": encodable("\n".join(content_text(message.get("content")) for message in opening)),
+        "prompt": encodable(
+            "\n".join(content_text(message.get("content")) for message in opening)
+        ),
         "final_text": encodable(turns[-1].text) if turns else "",
         "turns": to_json(list(map(encode_turn, turns, sequence_indices(turns)))),
     }
@@ -268,7 +277,9 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
             status=Status(row["status"], row["status_reason"], row["status_detail"]),
         )
     except (LookupError, AttributeError, TypeError, ValueError) as error:
-        raise StoreError(f"trajectory {row.get('id')!r} cannot be read back: {error!r}") from error
+        raise StoreError(
+            f"trajectory {row.get('id')!r} cannot be read back: {error!r}"
+        ) from error
 
 
 def _calls(turns: Sequence[Turn]) -> Row:

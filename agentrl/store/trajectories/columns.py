@@ -171,7 +171,13 @@ class TokenArrays:
 
     def pack(self) -> bytes:
         """All arrays end to end."""
-        arrays = (self.token_ids, self.logprobs, self.policy_versions, self.turn_index, self.kinds)
+        arrays = (
+            self.token_ids,
+            self.logprobs,
+            self.policy_versions,
+            self.turn_index,
+            self.kinds,
+        )
         return b"".join([*(array.tobytes() for array in arrays), self.side])
 
     @classmethod
@@ -203,7 +209,9 @@ EncodedRow = tuple[Row, TokenArrays]
 
 def token_arrays(trajectory: Trajectory) -> TokenArrays:
     """The arrays of a trajectory, its segments end to end."""
-    placed = [(turn.index, segment) for turn in trajectory.turns for segment in turn.segments]
+    placed = [
+        (turn.index, segment) for turn in trajectory.turns for segment in turn.segments
+    ]
     size = sum(segment.token_ids.size for _, segment in placed)
     arrays = TokenArrays(
         token_ids=np.empty(size, "<i4"),

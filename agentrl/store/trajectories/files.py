@@ -19,7 +19,13 @@ import pyarrow.parquet as pq
 from agentrl.errors import StoreError
 from agentrl.store.jsonl import read_jsonl
 from agentrl.store.run_directory import RunDirectory
-from agentrl.store.shard import ShardLayout, ShardWriter, place_of, reading_shard, shard_file
+from agentrl.store.shard import (
+    ShardLayout,
+    ShardWriter,
+    place_of,
+    reading_shard,
+    shard_file,
+)
 from agentrl.store.step_files import StepFiles, frame_of, read_frame, read_framed
 from agentrl.store.trajectories.columns import (
     ADDED,
@@ -69,7 +75,9 @@ class TrajectoryShardWriter(ShardWriter[EncodedRow]):
         offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
         for name, column in ARRAYS.items():
             values = [getattr(arrays, name) for _, arrays in rows]
-            flat = pa.array(np.concatenate(values) if values else [], column.type.value_type)
+            flat = pa.array(
+                np.concatenate(values) if values else [], column.type.value_type
+            )
             columns.append(pa.ListArray.from_arrays(offsets, flat, type=column.type))
         columns.append(pa.array([arrays.side for _, arrays in rows], pa.binary()))
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
@@ -119,7 +127,10 @@ def find_shard_row(path: Path, trajectory_id: str) -> EncodedRow:
     Raises:
         StoreError: the file is no shard, or has no such row.
     """
-    with reading_shard(f"{trajectory_id!r} of {path} cannot be read"), _opened(path) as file:
+    with (
+        reading_shard(f"{trajectory_id!r} of {path} cannot be read"),
+        _opened(path) as file,
+    ):
         ids = file.read(["id"], use_threads=False)["id"].to_pylist()
         return _row_at(file, len(ids) - 1 - ids[::-1].index(trajectory_id))
 
@@ -140,7 +151,9 @@ def read_shard(path: Path) -> Iterator[EncodedRow]:
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     with shard_file(path) as file:
-        found = (file.metadata.metadata or {}).get(FORMAT_KEY, b"none").decode(errors="replace")
+        found = (
+            (file.metadata.metadata or {}).get(FORMAT_KEY, b"none").decode(errors="replace")
+        )
         if found != str(FORMAT):
             raise ValueError(
                 f"it has format {found} and this agentrl reads {FORMAT}; use the one that made it"
@@ -148,7 +161,9 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         yield file
 
 
-def _table(file: pq.ParquetFile, names: Sequence[str], group: int | None = None) -> pa.Table:
+def _table(
+    file: pq.ParquetFile, names: Sequence[str], group: int | None = None
+) -> pa.Table:
     """Some columns.
 
     Args:

@@ -113,7 +113,9 @@ class ShardListing:
 
     def summaries(self, positions: Sequence[int]) -> list[TrajectorySummary]:
         """See ``FileListing.summaries``."""
-        return list(map(summary_of, self._table.take(pa.array(positions, pa.int64())).to_pylist()))
+        return list(
+            map(summary_of, self._table.take(pa.array(positions, pa.int64())).to_pylist())
+        )
 
     def read(self, position: int) -> EncodedRow:
         """See ``FileListing.read``."""

@@ -217,7 +217,9 @@ class TrajectoryReader:
                 f" any more: it was dropped by store.keep, which left {drop.kept} of {drop.of} "
                 f"trajectories of {drop.shard}"
             )
-        error = NoTrajectoryError(f"{self._run.root} has no trajectory {trajectory_id!r}{why}")
+        error = NoTrajectoryError(
+            f"{self._run.root} has no trajectory {trajectory_id!r}{why}"
+        )
         error.why = why
         return error
 

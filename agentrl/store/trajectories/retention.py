@@ -135,7 +135,11 @@ class Retention:
         ids = annotation_files.read_ids(shard)
         dropped = [one in self._fates and not self._fates[one].stays for one in ids]
         self._rewrite(
-            shard, ids, [not one for one in dropped], annotation_files.LAYOUT, lambda _: None
+            shard,
+            ids,
+            [not one for one in dropped],
+            annotation_files.LAYOUT,
+            lambda _: None,
         )
 
     def _rewrite(

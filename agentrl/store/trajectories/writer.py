@@ -20,7 +20,11 @@ from typing import Literal
 
 from agentrl.errors import Closing, StoreError
 from agentrl.guards.secret_mask import SecretMask
-from agentrl.store.annotations.annotation import Annotation, AnnotationColumn, check_annotation
+from agentrl.store.annotations.annotation import (
+    Annotation,
+    AnnotationColumn,
+    check_annotation,
+)
 from agentrl.store.annotations.files import AnnotationFiles
 from agentrl.store.disk import hold_name, write_failure
 from agentrl.store.json_text import to_json
@@ -136,7 +140,9 @@ class TrajectoryWriter(Closing):
         self._columns = self._annotations.columns
         # Takes the entries in order and ends after the last; a daemon, so that a stuck disk holds
         # up no exit.
-        self._thread = threading.Thread(target=self._work, name=f"store-{writer}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, name=f"store-{writer}", daemon=True
+        )
         self._thread.start()
 
     @property

@@ -36,7 +36,18 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "max": max,
     **{
         name: getattr(math, name)
-        for name in ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "floor", "ceil")
+        for name in (
+            "sqrt",
+            "exp",
+            "log",
+            "log2",
+            "log10",
+            "sin",
+            "cos",
+            "tan",
+            "floor",
+            "ceil",
+        )
     },
 }
 _CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
@@ -62,7 +73,13 @@ class CalculatorTool(BuiltInTool):
         """Evaluate ``arguments["expression"]``."""
         try:
             return ToolOutput(str(evaluate(arguments["expression"])))
-        except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError) as error:
+        except (
+            ArithmeticError,
+            SyntaxError,
+            TypeError,
+            ValueError,
+            RecursionError,
+        ) as error:
             reason = error.msg if isinstance(error, SyntaxError) else error
             return ToolOutput(f"Error: {reason}", error="exception")
 
@@ -91,7 +108,9 @@ def _value(node: ast.expr) -> Number:
             return _bounded(_BINARY[type(sign)](_value(left), _value(right)))
         case ast.Name(id=name) if name in _CONSTANTS:
             return _CONSTANTS[name]
-        case ast.Call(func=ast.Name(id=name), args=values, keywords=[]) if name in _FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=values, keywords=[]) if (
+            name in _FUNCTIONS
+        ):
             return _bounded(_FUNCTIONS[name](*map(_value, values)))
     known = ", ".join([*_FUNCTIONS, *_CONSTANTS])
     raise ValueError(

@@ -115,7 +115,9 @@ class FetchUrlTool(BuiltInTool):
         place = host if port == _PORTS[parts.scheme] else f"{host}:{port}"
         if not any(fnmatch.fnmatchcase(place, pattern) for pattern in self.hosts):
             listed = ", ".join(self.hosts)
-            raise _PageRefusedError(f"{place} is none of the hosts that may be read: {listed}")
+            raise _PageRefusedError(
+                f"{place} is none of the hosts that may be read: {listed}"
+            )
 
     async def _read(
         self, answer: httpcore.Response, headers: Mapping[bytes, bytes], deadline_s: float
@@ -124,7 +126,9 @@ class FetchUrlTool(BuiltInTool):
             headers.get(b"content-type", b"text/plain").decode("latin-1").partition(";")
         )
         if not _TEXT.match(kind.strip().lower()):
-            raise _PageRefusedError(f"it is of type {kind.strip()[:80]}, and only text is read")
+            raise _PageRefusedError(
+                f"it is of type {kind.strip()[:80]}, and only text is read"
+            )
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise _PageRefusedError("it is compressed, which was not asked for")
         body = bytearray()
@@ -154,7 +158,9 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         resolve: the addresses of a host, asked once a connection.
     """
 
-    def __init__(self, *, allow_private: bool = False, resolve: Resolve | None = None) -> None:
+    def __init__(
+        self, *, allow_private: bool = False, resolve: Resolve | None = None
+    ) -> None:
         self._allow_private = allow_private
         self._resolve = resolve or resolved
         self._backend = httpcore.AnyIOBackend()
@@ -175,7 +181,9 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
         try:
             addresses = await self._resolve(host, port)
         except OSError as error:
-            raise _PageRefusedError(f"the host {host} is not known ({error.strerror})") from None
+            raise _PageRefusedError(
+                f"the host {host} is not known ({error.strerror})"
+            ) from None
         for address in addresses:
             if not self._allow_private and not is_public(address):
                 raise _PageRefusedError(f"{host} is of a private network ({address})")
@@ -185,7 +193,9 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
             addresses[0], port, timeout, local_address, socket_options
         )
 
-    async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_unix_socket(
+        self, *args: Any, **kwargs: Any
+    ) -> httpcore.AsyncNetworkStream:
         """There is none."""
         raise _PageRefusedError("only hosts are asked")
 
@@ -205,7 +215,9 @@ def _ascii_url(url: str) -> str:
         host = parts.netloc.encode("idna").decode()
     except UnicodeError:
         raise _PageRefusedError(f"{beginning(parts.netloc, 200)!r} is no host") from None
-    return re.sub(r"[^!-~]", lambda found: _percent(found[0]), parts._replace(netloc=host).geturl())
+    return re.sub(
+        r"[^!-~]", lambda found: _percent(found[0]), parts._replace(netloc=host).geturl()
+    )
 
 
 def _percent(character: str) -> str:

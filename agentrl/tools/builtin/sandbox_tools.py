@@ -15,7 +15,10 @@ from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import closed_schema, text_spec
 from agentrl.types import ToolErrorKind, ToolSpec
 
-_ERROR_KINDS: Mapping[str, ToolErrorKind] = {"timeout": "timeout", "output_limit": "output_limit"}
+_ERROR_KINDS: Mapping[str, ToolErrorKind] = {
+    "timeout": "timeout",
+    "output_limit": "output_limit",
+}
 _LOST = "Note: variables of earlier calls are lost; the interpreter was started afresh."
 _NO_OUTPUT = "(no output; print what you want to see)"
 
@@ -62,7 +65,9 @@ class PythonTool(BuiltInTool):
         super().__init__(**settings)
         name = self.spec.name
         if stderr_lines < 1:
-            raise ToolError(f"tool {name!r}: stderr_lines must be at least 1, got {stderr_lines}")
+            raise ToolError(
+                f"tool {name!r}: stderr_lines must be at least 1, got {stderr_lines}"
+            )
         if persist not in (None, "files", "interpreter"):
             raise ToolError(
                 f"tool {name!r}: persist must be 'files' or 'interpreter', got {persist!r}"
@@ -77,7 +82,10 @@ class PythonTool(BuiltInTool):
         )
         fault = self._fault(result, context.deadline_s)
         return run_output(
-            result, _decoded(result.stdout), fault, _LOST if result.interpreter_ended else ""
+            result,
+            _decoded(result.stdout),
+            fault,
+            _LOST if result.interpreter_ended else "",
         )
 
     def _fault(self, result: ExecResult, timeout_s: float) -> str:
@@ -111,7 +119,11 @@ def run_output(result: ExecResult, *parts: str) -> ToolOutput:
         "\n".join(filter(None, parts)) or _NO_OUTPUT,
         error=None if result.status == "ok" else kind,
         truncated=result.truncated,
-        metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},
+        metrics={
+            "cpu_s": result.cpu_s,
+            "wall_s": result.wall_s,
+            "queued_s": result.queued_s,
+        },
     )
 
 
@@ -159,7 +171,11 @@ class ShellTool(BuiltInTool):
         result = await sandbox_of(context, self.spec.name).run(
             argv=["/bin/sh", "-c", command], timeout_s=context.deadline_s
         )
-        parts = [_decoded(result.stdout), _decoded(result.stderr), _end(result, context.deadline_s)]
+        parts = [
+            _decoded(result.stdout),
+            _decoded(result.stderr),
+            _end(result, context.deadline_s),
+        ]
         return run_output(result, *parts)
 
 
@@ -213,7 +229,9 @@ class FilesTool(BuiltInTool):
     def __init__(self, **settings: Unpack[BuiltInSettings]) -> None:
         super().__init__(**settings)
         # Calls of one turn run at once: each change reads and writes under its sandbox's lock.
-        self._locks: weakref.WeakKeyDictionary[Sandbox, asyncio.Lock] = weakref.WeakKeyDictionary()
+        self._locks: weakref.WeakKeyDictionary[Sandbox, asyncio.Lock] = (
+            weakref.WeakKeyDictionary()
+        )
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Do ``arguments["command"]``."""
@@ -228,7 +246,9 @@ class FilesTool(BuiltInTool):
             except FileRefusedError as error:
                 return ToolOutput(f"Error: {error}", error="exception")
 
-    async def _done(self, command: str, arguments: Mapping[str, Any], sandbox: Sandbox) -> str:
+    async def _done(
+        self, command: str, arguments: Mapping[str, Any], sandbox: Sandbox
+    ) -> str:
         if command == "list":
             return _listed(await sandbox.list_files())
         path = arguments["path"]

@@ -76,10 +76,14 @@ class Endpoints:
                     "http://HOST:PORT",
                     fields=["ToolEnv.endpoints"],
                 )
-        found = map(_place, [*named, *(text for text in _texts(arguments) if "://" in text)])
+        found = map(
+            _place, [*named, *(text for text in _texts(arguments) if "://" in text)]
+        )
         return cls(frozenset(place for place in found if place is not None))
 
-    def fault(self, error: BaseException, arguments: Mapping[str, Any]) -> EndpointFault | None:
+    def fault(
+        self, error: BaseException, arguments: Mapping[str, Any]
+    ) -> EndpointFault | None:
         """The failure of ours that ``error`` is; None where it is the model's to read.
 
         Args:
@@ -103,7 +107,9 @@ class Endpoints:
         return None
 
 
-def tool_error(call: ToolCall, fault: EndpointFault, *, alone: bool, answers: int) -> ToolError:
+def tool_error(
+    call: ToolCall, fault: EndpointFault, *, alone: bool, answers: int
+) -> ToolError:
     """The error that ends the episode."""
     said = json.dumps(call.arguments, sort_keys=True, default=str).encode(errors="replace")
     return ToolFaultError(
@@ -124,7 +130,10 @@ def _judged(error: BaseException, place: str) -> EndpointFault | None:
             return None
         return EndpointFault(text, True, status not in _OURS)
     names = {base.__name__ for base in type(error).__mro__}
-    if not names & {"TransportError", "APIConnectionError"} or "UnsupportedProtocol" in names:
+    if (
+        not names & {"TransportError", "APIConnectionError"}
+        or "UnsupportedProtocol" in names
+    ):
         # Such as too many redirects, or a body that cannot be decoded.
         return None
     sent = not names & _NOT_SENT

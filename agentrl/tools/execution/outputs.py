@@ -60,10 +60,13 @@ def with_images_read(output: ToolOutput, name: str) -> ToolOutput:
     """The output with each image an ``Image``; a fault of the tool where one cannot be read."""
     try:
         images = tuple(
-            Image.read(image, f"image {number}") for number, image in enumerate(output.images)
+            Image.read(image, f"image {number}")
+            for number, image in enumerate(output.images)
         )
     except DataError as error:
-        return error_output("exception", f"{name} gave an image that cannot be used: {error}")
+        return error_output(
+            "exception", f"{name} gave an image that cannot be used: {error}"
+        )
     return replace(output, images=images)
 
 

@@ -98,9 +98,9 @@ class McpConnection:
             EndpointError: the server failed.
         """
         work = self._call(tool, dict(arguments), deadline_s)
-        answer: tuple[types.CallToolResult, tuple[types.Tool, ...]] = await asyncio.wrap_future(
-            _LOOP.submit(work)
-        )
+        answer: tuple[
+            types.CallToolResult, tuple[types.Tool, ...]
+        ] = await asyncio.wrap_future(_LOOP.submit(work))
         return answer
 
     async def close(self) -> None:
@@ -150,7 +150,9 @@ class McpConnection:
         async with self._starting:
             if self._session is not None and self._serving and not self._serving.done():
                 return self._session
-            ready: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+            ready: asyncio.Future[ClientSession] = (
+                asyncio.get_running_loop().create_future()
+            )
             self._serving = asyncio.create_task(self._serve(ready))
             try:
                 async with asyncio.timeout(self.spec.start_timeout_s):
@@ -194,7 +196,9 @@ class McpConnection:
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(
-                    error if isinstance(error, Exception) else ConnectionError("it was ended")
+                    error
+                    if isinstance(error, Exception)
+                    else ConnectionError("it was ended")
                 )
             elif isinstance(error, Exception):
                 self._warn(str(error))
@@ -253,11 +257,15 @@ class McpConnection:
             try:
                 schema_validator(tool.input_schema, tool.name)
             except ToolError as error:
-                raise ToolError(f"ToolEnv.mcp: the server {self.name!r}: {error}") from error
+                raise ToolError(
+                    f"ToolEnv.mcp: the server {self.name!r}: {error}"
+                ) from error
         return wanted
 
     async def _heard(self, message: Any) -> None:
-        self._changed = self._changed or isinstance(message, types.ToolListChangedNotification)
+        self._changed = self._changed or isinstance(
+            message, types.ToolListChangedNotification
+        )
 
     async def _after_failure(self, session: ClientSession) -> None:
         """A server that does not answer a ping is ended, and started again at the next call."""
@@ -287,7 +295,10 @@ class McpConnection:
     def _failed(self, error: BaseException, *, sent: bool) -> EndpointError:
         # What does not fit the protocol takes many lines.
         text = str(error).partition("\n")[0]
-        parts = (f"{type(error).__name__}: {text}".removesuffix(": "), told_end(self._errors))
+        parts = (
+            f"{type(error).__name__}: {text}".removesuffix(": "),
+            told_end(self._errors),
+        )
         reason = "; ".join(filter(None, parts))
         return EndpointError(f"the MCP server {self.name!r} failed: {reason}", sent=sent)
 

@@ -44,7 +44,9 @@ class McpTool(Tool):
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """What the server answers; where its tools are others now, they are offered."""
         connection = self._server.connection
-        result, listed = await connection.call(self._listed.name, arguments, context.deadline_s)
+        result, listed = await connection.call(
+            self._listed.name, arguments, context.deadline_s
+        )
         output = _output(result)
         return ToolOutput(
             output.content,
@@ -73,7 +75,9 @@ class McpTools:
             made = {}
             for one in listed:
                 known = self._made.get(one.name)
-                made[one.name] = known if known and known[0] == one else (one, McpTool(one, self))
+                made[one.name] = (
+                    known if known and known[0] == one else (one, McpTool(one, self))
+                )
             self._made = made
             return tuple(tool for _, tool in made.values())
 
@@ -93,7 +97,9 @@ class McpTools:
             for name, tool in context.offered.items()
             if isinstance(tool, McpTool) and tool._server is self
         }
-        names_its_own = context.task is not None and context.task.info.get("tools") is not None
+        names_its_own = (
+            context.task is not None and context.task.info.get("tools") is not None
+        )
         current = [
             tool
             for tool in self.tools(listed)
@@ -116,7 +122,9 @@ def mcp_tools(name: str, spec: McpServerSpec) -> tuple[McpTool, ...]:
     def opens() -> McpTools:
         return McpTools(McpConnection(name, spec))
 
-    server = opens() if spec.scope == "episode" else opened(("mcp", name, repr(spec)), opens)
+    server = (
+        opens() if spec.scope == "episode" else opened(("mcp", name, repr(spec)), opens)
+    )
     return server.tools(server.connection.listed())
 
 

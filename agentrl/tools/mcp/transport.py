@@ -29,7 +29,9 @@ _INHERITED = ("HOME", "LANG", "TMPDIR")
 
 def environment(pass_env: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
     """The variables of a program: few of this process's, and its own."""
-    inherited = {name: os.environ[name] for name in (*_INHERITED, *pass_env) if name in os.environ}
+    inherited = {
+        name: os.environ[name] for name in (*_INHERITED, *pass_env) if name in os.environ
+    }
     return {"PATH": program_path(), **inherited, **env}
 
 
@@ -128,7 +130,9 @@ _READ_S = 300.0
 
 def server_at(url: str, client: httpx2.AsyncClient) -> AbstractAsyncContextManager[Any]:
     """The streams of a server's messages, by a client of ``bounded_client``."""
-    return streamable_http_client(url, http_client=client, max_sse_event_size=MAX_LINE_BYTES)
+    return streamable_http_client(
+        url, http_client=client, max_sse_event_size=MAX_LINE_BYTES
+    )
 
 
 def bounded_client() -> httpx2.AsyncClient:
@@ -146,7 +150,11 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             raise httpx2.DecodingError("the answer is compressed, which was not asked for")
-        if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        if (
+            not response.headers.get("content-type", "")
+            .lower()
+            .startswith("text/event-stream")
+        ):
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             response.stream = _BoundedStream(response.stream)
         return response
@@ -161,7 +169,9 @@ class _BoundedStream(httpx2.AsyncByteStream):
         async for chunk in self._inner:
             size += len(chunk)
             if size > MAX_LINE_BYTES:
-                raise httpx2.StreamError(f"the answer has more than {MAX_LINE_BYTES:,} bytes")
+                raise httpx2.StreamError(
+                    f"the answer has more than {MAX_LINE_BYTES:,} bytes"
+                )
             yield chunk
 
     async def aclose(self) -> None:

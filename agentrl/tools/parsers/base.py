@@ -79,7 +79,9 @@ def load_parser(name: str) -> ToolCallParser:
     if (make := built_in(name, BUILT_IN, _broken)) is not None:
         return make()
     found = load_named(name, None, _broken)
-    parser = UserFunction(found, object, _broken, name)() if isinstance(found, type) else found
+    parser = (
+        UserFunction(found, object, _broken, name)() if isinstance(found, type) else found
+    )
     if not isinstance(parser, ToolCallParser):
         raise _broken(
             f"={name!r} is no parser: it needs a method parse(text, tools=()) -> ParsedMessage"
@@ -97,7 +99,11 @@ _TOOL = ToolSpec(
     "Tries the format of a call.",
     {
         "type": "object",
-        "properties": {"text": {"type": "string"}, "digits": {"type": "string"}, "list": {}},
+        "properties": {
+            "text": {"type": "string"},
+            "digits": {"type": "string"},
+            "list": {},
+        },
     },
 )
 
@@ -133,7 +139,11 @@ def parser_for(renderer: Renderer | None, name: str = "auto") -> ToolCallParser:
     for make in BUILT_IN.values():
         parser = make()
         parsed = parser.parse(written, (_TOOL,))
-        if parsed.tool_calls == (call,) and not parsed.problems and parsed.message["content"] == "":
+        if (
+            parsed.tool_calls == (call,)
+            and not parsed.problems
+            and parsed.message["content"] == ""
+        ):
             return parser
     raise ConfigError(
         "RolloutSpec.parser: auto finds no parser for the calls that the model's chat template "
@@ -211,7 +221,9 @@ def stable_length(text: str, marks: Marks, stop: Iterable[str] = ()) -> int:
         stop: strings that would end it.
     """
     stop = tuple(stop)
-    size = min((at for at in (text.find(string) for string in stop) if at >= 0), default=len(text))
+    size = min(
+        (at for at in (text.find(string) for string in stop) if at >= 0), default=len(text)
+    )
     position = 0
     if text.lstrip().startswith(THOUGHTS_OPEN):
         end = text.find(THOUGHTS_CLOSE)
@@ -223,7 +235,14 @@ def stable_length(text: str, marks: Marks, stop: Iterable[str] = ()) -> int:
         if closing is None:
             return min(size, opening[0])
         position = closing[1]
-    every = (THOUGHTS_OPEN, THOUGHTS_CLOSE, *marks.opens, *marks.closes, *marks.others, *stop)
+    every = (
+        THOUGHTS_OPEN,
+        THOUGHTS_CLOSE,
+        *marks.opens,
+        *marks.closes,
+        *marks.others,
+        *stop,
+    )
     return min(size, len(text) - _half_written(text, every))
 
 

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, written_call
+from agentrl.tools.parsers.reading import (
+    BlockParser,
+    Body,
+    Call,
+    CallFault,
+    Marks,
+    written_call,
+)
 from agentrl.types import ToolSpec
 
 _OPEN = "<｜tool▁call▁begin｜>"
@@ -38,6 +45,10 @@ def _call(body: str) -> Call:
     if kind.strip() == "function" and "\n" in rest:
         name, _, rest = rest.partition("\n")
     written = rest.strip()
-    if len(written) >= 2 * len(_FENCE) and written.startswith(_FENCE) and written.endswith(_FENCE):
+    if (
+        len(written) >= 2 * len(_FENCE)
+        and written.startswith(_FENCE)
+        and written.endswith(_FENCE)
+    ):
         written = written[len(_FENCE) : -len(_FENCE)].removeprefix("json")
     return written_call(name.strip(), written, _FORM)

@@ -37,7 +37,9 @@ class FenceParser(FormatParser):
     marks = Marks(opens=(_FENCE,), closes=(_FENCE,))
     opening = _OPEN
 
-    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
+    def read(
+        self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]
+    ) -> int:
         """A block."""
         opening = _OPEN.match(text, start)
         assert opening is not None, "it was found there"
@@ -48,7 +50,9 @@ class FenceParser(FormatParser):
         if tool is None:
             reading.content.append(raw)
         elif closing is None:
-            detail = f"the block of {opening[1]} is not closed; end it with a line of {_FENCE}"
+            detail = (
+                f"the block of {opening[1]} is not closed; end it with a line of {_FENCE}"
+            )
             reading.problem("unclosed", detail, raw)
         else:
             code = text[opening.end() + 1 : closing.start()].removesuffix("\n")

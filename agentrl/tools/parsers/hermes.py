@@ -10,7 +10,14 @@ from collections.abc import Sequence
 
 from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.guards.secret_mask import beginning
-from agentrl.tools.parsers.reading import BlockParser, Body, Call, CallFault, Marks, object_call
+from agentrl.tools.parsers.reading import (
+    BlockParser,
+    Body,
+    Call,
+    CallFault,
+    Marks,
+    object_call,
+)
 from agentrl.types import ToolSpec
 
 _FORM = '{"name": "...", "arguments": {...}}'
@@ -35,7 +42,8 @@ class HermesParser(BlockParser):
         def call(close: int) -> Call:
             if fault:
                 raise CallFault(
-                    "malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}"
+                    "malformed_json",
+                    f"the call is no valid JSON: {fault}; write it as {_FORM}",
                 )
             if extra := text[end:close].strip():
                 raise CallFault(

@@ -58,7 +58,9 @@ class LlamaParser(FormatParser):
         """See ``FormatParser.said``."""
         return text if is_first or not _BETWEEN.fullmatch(text) else ""
 
-    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
+    def read(
+        self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]
+    ) -> int:
         """An object, or what follows ``<|python_tag|>``."""
         if text.startswith(_TAG, start):
             return _read_tagged(text, start, reading)
@@ -77,7 +79,9 @@ def _read_tagged(text: str, start: int, reading: CallReading) -> int:
 def _built_in_call(written: str) -> Call:
     match = _BUILT_IN.match(written)
     if match is None:
-        raise CallFault("malformed_json", f"no call follows {_TAG}; write it as {_TAG}{_FORM}")
+        raise CallFault(
+            "malformed_json", f"no call follows {_TAG}; write it as {_TAG}{_FORM}"
+        )
     name, brackets = match.groups()
     if len(brackets) > _MAX_WRITTEN:
         raise CallFault(

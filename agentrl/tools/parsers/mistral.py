@@ -38,7 +38,9 @@ class MistralParser(FormatParser):
     opening = re.compile(re.escape(_MARK))
     before = _MARK
 
-    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
+    def read(
+        self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]
+    ) -> int:
         """What stands behind a mark."""
         body = start + len(_MARK)
         if found := _LIST.match(text, body):
@@ -48,7 +50,9 @@ class MistralParser(FormatParser):
         if found := _NAMED.match(text, body):
             call = partial(named_call, found[1], what="the arguments' JSON")
             form = f"{_MARK}NAME[ARGS]{{...}}"
-            return _read_json(text, start, found.end(), reading, call, "the arguments are", form)[0]
+            return _read_json(
+                text, start, found.end(), reading, call, "the arguments are", form
+            )[0]
         end = _next_mark(text, body)
         detail = f"no call follows {_MARK}; write {_FORM}"
         reading.problem("malformed_json", detail, text[start:end])
@@ -78,7 +82,9 @@ def _read_list(text: str, raw_start: int, position: int, reading: CallReading) -
     return position
 
 
-def _read_object(text: str, raw_start: int, start: int, reading: CallReading) -> tuple[int, bool]:
+def _read_object(
+    text: str, raw_start: int, start: int, reading: CallReading
+) -> tuple[int, bool]:
     """The JSON object at ``start``; gives the position behind it, and whether it could be read."""
     call = partial(object_call, key="arguments", form=_FORM, also=("id", "type"))
     return _read_json(text, raw_start, start, reading, call, "the call is", _FORM)

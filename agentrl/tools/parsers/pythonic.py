@@ -34,7 +34,9 @@ _CALLS = re.compile(
     rf"(?:{_OPENING})\s*(?=\[)|{_OPENING}|^[ \t]*(?=\[\s*[A-Za-z_][\w.]*\()", re.MULTILINE
 )
 _END = re.compile(rf"\s*(?:{'|'.join(map(re.escape, _CLOSES))})")
-_PIECE = re.compile(r"""[\[({\])},]|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|["']""", re.DOTALL)
+_PIECE = re.compile(
+    r"""[\[({\])},]|"(?:[^"\\\n]|\\.)*+"|'(?:[^'\\\n]|\\.)*+'|["']""", re.DOTALL
+)
 _LONGEST = 16 * 1024
 """Characters of a list that Python's own parser is given: more would hold the event loop up."""
 _DEEPEST = 32
@@ -52,7 +54,9 @@ class PythonicParser(FormatParser):
     before = "["
     counted = _OPENS
 
-    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
+    def read(
+        self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]
+    ) -> int:
         """A list, and its closing mark."""
         raw_start = start
         start = _CALLS.match(text, raw_start).end()  # type: ignore[union-attr] # it was found
@@ -157,7 +161,9 @@ def _literal(keyword: ast.keyword, words: Mapping[str, bool | None]) -> Any:
         text = _json(keyword.value, words)
     except (ValueError, TypeError):
         # Python's own words name an address in memory.
-        raise ValueError(f"{keyword.arg} must be a literal, such as 'x', 1 or [1, 2]") from None
+        raise ValueError(
+            f"{keyword.arg} must be a literal, such as 'x', 1 or [1, 2]"
+        ) from None
     try:
         # What is refused of other formats is refused here.
         return whole_json(text)
@@ -174,7 +180,9 @@ def _json(node: ast.expr | None, words: Mapping[str, bool | None]) -> str:
             return f"[{', '.join(_json(item, words) for item in items)}]"
         case ast.Dict(keys=keys, values=values):
             pairs = zip(keys, values, strict=True)
-            written = (f"{_json(key, words)}: {_json(value, words)}" for key, value in pairs)
+            written = (
+                f"{_json(key, words)}: {_json(value, words)}" for key, value in pairs
+            )
             return f"{{{', '.join(written)}}}"
         case ast.Constant(value=value):
             return json.dumps(value, allow_nan=False)

@@ -12,7 +12,14 @@ from typing import Any, ClassVar, TypeAlias
 
 from agentrl.guards.parsing import JSONFault, read_json
 from agentrl.guards.secret_mask import beginning
-from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall, ToolSpec
+from agentrl.types import (
+    CallProblem,
+    Message,
+    ParsedMessage,
+    ProblemKind,
+    ToolCall,
+    ToolSpec,
+)
 from agentrl.types.messages import split_reasoning
 
 _MAX_DETAIL = 600
@@ -124,9 +131,8 @@ class CallReading:
         """
         self.content.append(text)
         if self.full and (count := max(text.count(mark) for mark in marks)):
-            detail = (
-                f"{count} more calls of this turn were not read: {_MOST} are; make fewer at once"
-            )
+            unread = f"{count} more calls of this turn were not read"
+            detail = f"{unread}: {_MOST} are; make fewer at once"
             self.problems.append(CallProblem(self.next_id, "too_many", detail, "", count))
 
     def problem(self, kind: ProblemKind, detail: str, raw: str) -> None:
@@ -192,7 +198,9 @@ class FormatParser(ABC):
         return found.start() if found else None
 
     @abstractmethod
-    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
+    def read(
+        self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]
+    ) -> int:
         """Reads what begins at ``start``; gives the position behind it."""
 
     def said(self, text: str, is_first: bool) -> str:
@@ -236,7 +244,9 @@ class BlockParser(FormatParser):
         """See ``FormatParser.said``."""
         return text if self.keep_blanks or text.strip() else ""
 
-    def read(self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]) -> int:
+    def read(
+        self, text: str, start: int, reading: CallReading, tools: Sequence[ToolSpec]
+    ) -> int:
         """A mark, and the call behind one that opens it."""
         (opens,) = self.marks.opens
         (closes,) = self.marks.closes
@@ -290,7 +300,9 @@ class PairParser(BlockParser):
             slip = pair.end()
             if not pair["whole"]:
                 break
-            written.append((pair["key"].strip(), pair["value"].removesuffix(self.last_blank)))
+            written.append(
+                (pair["key"].strip(), pair["value"].removesuffix(self.last_blank))
+            )
             position = slip
         end = self.end.match(text, position) if self.end else None
         ended = self.end is None or end is not None
@@ -310,7 +322,9 @@ class PairParser(BlockParser):
                 )
             if len(dict(written)) < len(written):
                 twice = Counter(key for key, _ in written).most_common(1)[0][0]
-                raise CallFault("bad_arguments", f"the {self.key_word} {twice!r} is given twice")
+                raise CallFault(
+                    "bad_arguments", f"the {self.key_word} {twice!r} is given twice"
+                )
             return name[1], schema_values(name[1], dict(written), tools, self.words)
 
         return Body(max(slip, last), call)
@@ -330,11 +344,14 @@ def object_call(value: Any, key: str, form: str, also: tuple[str, ...] = ()) -> 
     """
     if not isinstance(value, dict):
         raise CallFault(
-            "malformed_json", f"a call is a JSON object, not {kind_of(value)}; write it as {form}"
+            "malformed_json",
+            f"a call is a JSON object, not {kind_of(value)}; write it as {form}",
         )
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
-        found = f"got {kind_of(name)}" if "name" in value else f"the keys are {sorted(value)}"
+        found = (
+            f"got {kind_of(name)}" if "name" in value else f"the keys are {sorted(value)}"
+        )
         raise CallFault(
             "missing_name", f'the call needs "name", the tool\'s name as a string; {found}'
         )

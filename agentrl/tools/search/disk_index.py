@@ -196,8 +196,12 @@ class DiskIndex(WordIndex):
         # Here, because only what searches needs it.
         from bm25s import BM25
 
-        self._num_documents: int = json.loads((self.folder / _DONE).read_text())["documents"]
-        self._bm25 = BM25.load(self.folder, mmap=True, load_vocab=False, show_progress=False)
+        self._num_documents: int = json.loads((self.folder / _DONE).read_text())[
+            "documents"
+        ]
+        self._bm25 = BM25.load(
+            self.folder, mmap=True, load_vocab=False, show_progress=False
+        )
         self._vocabulary = _Strings(self.folder, "words")
         self._documents = _Strings(self.folder, "documents")
 
@@ -257,7 +261,9 @@ class _StringsWriter:
     def close(self) -> None:
         """Writes where the texts end."""
         self._file.close()
-        np.save(self._folder / f"{self._name}.ends.npy", np.frombuffer(self._ends, np.int64))
+        np.save(
+            self._folder / f"{self._name}.ends.npy", np.frombuffer(self._ends, np.int64)
+        )
 
 
 def _build(corpus: Path, folder: Path) -> None:
@@ -273,7 +279,9 @@ def _build(corpus: Path, folder: Path) -> None:
                     f"{corpus}: documents need different ids, got {document.id!r} twice"
                 )
             ids.add(document.id)
-            texts.add(json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass"))
+            texts.add(
+                json.dumps(document, ensure_ascii=False).encode(errors="surrogatepass")
+            )
             tokens.append(array("i", numbered(document, vocabulary)))
         num_documents = len(ids)
         del ids
@@ -295,13 +303,19 @@ def _build(corpus: Path, folder: Path) -> None:
         num_documents,
         corpus,
         time.monotonic() - start,
-        extra={"event": "search_index_built", "documents": num_documents, "path": str(folder)},
+        extra={
+            "event": "search_index_built",
+            "documents": num_documents,
+            "path": str(folder),
+        },
     )
 
 
 def _sort(vocabulary: dict[str, int], tokens: list[array[int]], folder: Path) -> None:
     """Numbers the words in the order of their bytes, by which ``_Strings.find`` looks them up."""
-    encoded = sorted((word.encode(errors="surrogatepass"), old) for word, old in vocabulary.items())
+    encoded = sorted(
+        (word.encode(errors="surrogatepass"), old) for word, old in vocabulary.items()
+    )
     writer = _StringsWriter(folder, "words")
     renumbered = np.empty(len(encoded), np.int32)
     for new, (spelled, old) in enumerate(encoded):

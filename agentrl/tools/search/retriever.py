@@ -45,7 +45,9 @@ class Document(NamedTuple):
             return None
         named = fields.get("id")
         return cls(
-            str(own_id if named is None else named), "" if title is None else str(title), text
+            str(own_id if named is None else named),
+            "" if title is None else str(title),
+            text,
         )
 
 
@@ -144,7 +146,9 @@ class SearchIndex(WordIndex):
         self._documents = [Document(*document) for document in documents]
         if not self._documents:
             raise DataError("a search index needs at least one document, got none")
-        document_id, count = Counter(document.id for document in self._documents).most_common(1)[0]
+        document_id, count = Counter(
+            document.id for document in self._documents
+        ).most_common(1)[0]
         if count > 1:
             raise DataError(f"documents need different ids, got {document_id!r} twice")
         # Guards _built: the first of several tool threads builds the index, the others wait.

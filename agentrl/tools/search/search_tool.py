@@ -68,7 +68,9 @@ class SearchClient:
         try:
             found = [[_hit(entry) for entry in hits] for hits in answer["result"]]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self.failed(f"no answer of /retrieve: {type(error).__name__}: {error}") from None
+            raise self.failed(
+                f"no answer of /retrieve: {type(error).__name__}: {error}"
+            ) from None
         if len(found) != len(queries):
             raise self.failed(f"{len(found)} results for {len(queries)} queries")
         return found
@@ -93,7 +95,9 @@ class SearchClient:
         try:
             response = self._http.request(method, url, **given)
             if response.status_code in _REFUSED:
-                raise QueryRefusedError(f"the search was refused: {beginning(response.text, 300)}")
+                raise QueryRefusedError(
+                    f"the search was refused: {beginning(response.text, 300)}"
+                )
             response.raise_for_status()
             answer = response.json()
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
@@ -142,7 +146,10 @@ class SearchTool(BuiltInTool):
     idempotent = True
 
     spec = text_spec(
-        "search", "Search the documents for words.", "query", description="Words to look for."
+        "search",
+        "Search the documents for words.",
+        "query",
+        description="Words to look for.",
     )
 
     def __init__(
@@ -150,7 +157,9 @@ class SearchTool(BuiltInTool):
     ) -> None:
         super().__init__(**settings)
         if top_k < 1:
-            raise ToolError(f"tool {self.spec.name!r}: top_k must be at least 1, got {top_k}")
+            raise ToolError(
+                f"tool {self.spec.name!r}: top_k must be at least 1, got {top_k}"
+            )
         self._index = index
         self._top_k = top_k
 

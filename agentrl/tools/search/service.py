@@ -109,8 +109,12 @@ def search_app(
                     f"queries[{number}] must have at most {_MAX_QUERY_CHARS} characters, got "
                     f"{len(query)}",
                 )
-        hits = await run_in_threadpool(cache.search_many, request.queries, request.topk or top_k)
-        return {"result": [[_entry(hit, request.return_scores) for hit in own] for own in hits]}
+        hits = await run_in_threadpool(
+            cache.search_many, request.queries, request.topk or top_k
+        )
+        return {
+            "result": [[_entry(hit, request.return_scores) for hit in own] for own in hits]
+        }
 
     @app.get("/health")
     async def health() -> Mapping[str, Any]:
@@ -120,7 +124,9 @@ def search_app(
     return app
 
 
-def serve_search(app: FastAPI, host: str, port: int, announce: Callable[[str], None]) -> None:
+def serve_search(
+    app: FastAPI, host: str, port: int, announce: Callable[[str], None]
+) -> None:
     """Serves until SIGINT or SIGTERM.
 
     Args:
@@ -132,7 +138,9 @@ def serve_search(app: FastAPI, host: str, port: int, announce: Callable[[str], N
         MachineError: the address cannot be listened on.
     """
     listening = listening_socket(host, port, "the search")
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=5
+    )
     with listening:
         announce(f"http://{in_url(host)}:{listening.getsockname()[1]}")
         uvicorn.Server(config).run(sockets=[listening])

@@ -45,7 +45,9 @@ class StatSum:
     def __init__(self) -> None:
         self._parts: defaultdict[str, list[_Part]] = defaultdict(list)
 
-    def add(self, name: str, total: Tensor, count: int, values: Tensor | None = None) -> None:
+    def add(
+        self, name: str, total: Tensor, count: int, values: Tensor | None = None
+    ) -> None:
         """Add a detached sum over ``count`` observations, and the observations themselves where
         their extremes matter."""
         extremes = () if values is None else (values.min(), values.max())
@@ -209,7 +211,9 @@ class TrainBackend(ABC):
 
     def __init__(self, info: ModelInfo, place: DistSpec) -> None:
         self.info = info
-        self.is_first = place.is_first_of_data and place.rank < place.tp * place.sp * place.pp
+        self.is_first = (
+            place.is_first_of_data and place.rank < place.tp * place.sp * place.pp
+        )
         self._is_first_of_data = place.is_first_of_data
         self._saved: SaveResult | None = None
 
@@ -232,7 +236,9 @@ class TrainBackend(ABC):
         """
 
     @abstractmethod
-    def infer(self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]) -> None:
+    def infer(
+        self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]
+    ) -> None:
         """Gives ``take`` the model's answers, without gradients; after one that raises, the role
         can be neither saved nor published."""
 

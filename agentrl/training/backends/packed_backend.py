@@ -15,7 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from agentrl.engines.torch.model.families import MIXTURES, computed, max_positions, query_width
+from agentrl.engines.torch.model.families import (
+    MIXTURES,
+    computed,
+    max_positions,
+    query_width,
+)
 from agentrl.engines.weights import read_config
 from agentrl.errors import ConfigError
 from agentrl.training.backends.backend import (
@@ -29,7 +34,11 @@ from agentrl.training.backends.backend import (
 )
 from agentrl.training.backends.residency import OFFLOADED, Residency
 from agentrl.training.data.packing import Packed
-from agentrl.training.fsdp.checkpoint import CheckpointWriter, load_checkpoint, training_state
+from agentrl.training.fsdp.checkpoint import (
+    CheckpointWriter,
+    load_checkpoint,
+    training_state,
+)
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
@@ -190,7 +199,9 @@ class PackedBackend(TrainBackend):
         loads.sum_over_ranks()
         return loads.balance(self.router_aux_loss)
 
-    def infer(self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]) -> None:
+    def infer(
+        self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]
+    ) -> None:
         """See ``TrainBackend.infer``."""
         with self._inference():
             for packed in micro_batches:
@@ -234,7 +245,9 @@ class PackedBackend(TrainBackend):
 
     def without_adapter(self) -> AbstractContextManager[None]:
         """See ``TrainBackend.without_adapter``."""
-        return super().without_adapter() if self.model.lora is None else self.model.lora.off()
+        return (
+            super().without_adapter() if self.model.lora is None else self.model.lora.off()
+        )
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by the names of the model's folder; see ``full_weights``."""
@@ -253,7 +266,9 @@ class PackedBackend(TrainBackend):
         """Copies weights, optimizer state and step, and writes them beside what follows; see
         ``CheckpointWriter``."""
         state = training_state(self.model, self.optimizers)
-        self._writer.begin(folder, state, self.model, step=step, purpose=purpose, source=source)
+        self._writer.begin(
+            folder, state, self.model, step=step, purpose=purpose, source=source
+        )
 
     def save_result(self, *, wait: bool) -> SaveResult | None:
         """What became of ``begin_save``; None while it is being written."""
@@ -334,12 +349,16 @@ def _inexact(spec: ModelSpec, place: DistSpec) -> str | None:
     folder = Path(spec.model_path)
     known = not (folder / "config.json").is_file() or computed(read_config(folder))
     causes = {
-        f"the device is {place.device}, not a CPU": torch.device(place.device).type != "cpu",
-        f"{place.tp * place.sp} ranks hold a layer or a row together": place.tp * place.sp > 1,
+        f"the device is {place.device}, not a CPU": torch.device(place.device).type
+        != "cpu",
+        f"{place.tp * place.sp} ranks hold a layer or a row together": place.tp * place.sp
+        > 1,
         "train.compile fuses operations": spec.compile,
-        "model.head_dtype is not float32, as the engine's output layer is": spec.dtype == "bfloat16"
+        "model.head_dtype is not float32, as the engine's output layer is": spec.dtype
+        == "bfloat16"
         and spec.head_dtype is None,
-        "the engine serves an adapter merged into its base (model.lora)": spec.lora is not None,
+        "the engine serves an adapter merged into its base (model.lora)": spec.lora
+        is not None,
         "TorchEngine has no decoder of its own for its family": not known,
     }
     return next((cause for cause, holds in causes.items() if holds), None)
@@ -351,7 +370,9 @@ def info_of(model: PackedModel) -> ModelInfo:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     num_active = num_parameters - sum(one.num_idle for one in model.mixtures())
     if model.tower is not None:
-        num_active -= sum(parameter.numel() for parameter in model.tower.module.parameters())
+        num_active -= sum(
+            parameter.numel() for parameter in model.tower.module.parameters()
+        )
     # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
     scale = num_active / query_width(config)
     own = model.routing

@@ -79,7 +79,9 @@ class Residency:
                 continue
             if not (self._is_frozen and part in self._kept):
                 wholes = (_whole(tensor) for tensor in self._tensors[part]())
-                self._kept[part] = [(whole, _to_host(whole)) for whole in wholes if whole.numel()]
+                self._kept[part] = [
+                    (whole, _to_host(whole)) for whole in wholes if whole.numel()
+                ]
             for whole, _ in self._kept[part]:
                 whole.untyped_storage().resize_(0)
             self._evicted.add(part)

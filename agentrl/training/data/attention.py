@@ -93,7 +93,11 @@ class Masks:
             # it depends on distances alone, so that of an earlier query lies further right
             left = self._longest - place
             yield Block(
-                query, size, key, place + size, whole[:size, left + key : left + place + size]
+                query,
+                size,
+                key,
+                place + size,
+                whole[:size, left + key : left + place + size],
             )
 
     def _mask(self, like: Tensor, window: int | None) -> Tensor:
@@ -102,7 +106,9 @@ class Masks:
             rows = min(QUERIES, self._longest)
             query = torch.arange(rows, device=like.device)[:, None] + self._longest
             distance = query - torch.arange(self._longest + rows, device=like.device)
-            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            hidden = (
+                distance < 0 if window is None else (distance < 0) | (distance >= window)
+            )
             self._made[window] = torch.zeros(
                 hidden.shape, dtype=like.dtype, device=like.device
             ).masked_fill_(hidden, -torch.inf)
@@ -192,7 +198,9 @@ def fixed_segments(
     assert sliding_window is None, "no family that is computed so has one"
 
     def ordinary(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return segment_attention(module, query, key, value, None, masks=masks, scaling=scaling)[0]
+        return segment_attention(
+            module, query, key, value, None, masks=masks, scaling=scaling
+        )[0]
 
     fixed = partial(_attend_spans, masks.spans, scaling)
     found: Tensor = OrdinaryBackward.apply(fixed, ordinary, query, key, value)  # type: ignore[no-untyped-call]
@@ -249,7 +257,9 @@ def reference_attention(
             hidden |= distance >= sliding_window
         scores = scores.masked_fill(hidden, -torch.inf)
         if s_aux is not None:
-            scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(1, -1, span.size, 1)], 3)
+            scores = torch.cat(
+                [scores, s_aux.view(1, -1, 1, 1).expand(1, -1, span.size, 1)], 3
+            )
         outputs.append(scores.softmax(-1)[..., : k.shape[2]] @ v)
     return torch.cat(outputs, 2).transpose(1, 2), None
 

@@ -51,7 +51,10 @@ def balance(
         capacity: the most tokens of a piece.
     """
     spread = _Spread(coordinates, sizes, capacity)
-    first = [min(sizes.rows[place] for own in bundle.pieces for place in own) for bundle in bundles]
+    first = [
+        min(sizes.rows[place] for own in bundle.pieces for place in own)
+        for bundle in bundles
+    ]
     cost = [spread.cost(bundle) for bundle in bundles]
     for index in sorted(range(len(bundles)), key=lambda i: (-cost[i], first[i])):
         spread.put(spread.loads.index(min(spread.loads)), bundles[index])

@@ -49,7 +49,9 @@ class BlockMasks:
         return self._made[window]
 
 
-def block_mask(spans: Sequence[Span], window: int | None, device: torch.device) -> BlockMask:
+def block_mask(
+    spans: Sequence[Span], window: int | None, device: torch.device
+) -> BlockMask:
     """The mask of a packed row.
 
     Args:
@@ -98,7 +100,9 @@ def block_kinds(spans: Sequence[Span], window: int | None) -> tuple[Bools, Bools
     cuts = np.union1d(np.arange(0, ends[-1], BLOCK), ends)[:-1]
     stops = np.append(cuts[1:], ends[-1])
     owner = np.searchsorted(ends, cuts, side="right")
-    shift = np.array([span.first for span in spans]) - (ends - [span.size for span in spans])
+    shift = np.array([span.first for span in spans]) - (
+        ends - [span.size for span in spans]
+    )
     low, high = cuts + shift[owner], stops - 1 + shift[owner]
     above = (enter[owner][None] <= enter[owner][:, None]) & (
         enter[owner][:, None] < leave[owner][None]

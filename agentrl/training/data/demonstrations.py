@@ -50,14 +50,20 @@ def demonstration_group(
             "of the model); raise them or leave the row out"
         )
     task = Task(
-        id=f"demonstration-{group_index}", messages=messages[:1], data_source="demonstrations"
+        id=f"demonstration-{group_index}",
+        messages=messages[:1],
+        data_source="demonstrations",
     )
     trajectory = given_trajectory(task, group_index, turns)
     return TrajectoryGroup(group_index, task, (trajectory,))
 
 
 def given_trajectory(
-    task: Task, group_index: int, turns: Sequence[Turn], rollout_index: int = 0, reward: float = 0.0
+    task: Task,
+    group_index: int,
+    turns: Sequence[Turn],
+    rollout_index: int = 0,
+    reward: float = 0.0,
 ) -> Trajectory:
     """A finished trajectory of turns that nobody played."""
     return Trajectory(
@@ -73,7 +79,11 @@ def given_trajectory(
 
 
 def assistant_turns(
-    messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer, *, start: int = 0
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec],
+    renderer: Renderer,
+    *,
+    start: int = 0,
 ) -> list[Turn]:
     """The assistant's messages from position ``start`` on, as turns whose completions are TARGET
     segments.
@@ -90,13 +100,17 @@ def assistant_turns(
         context = None
         if turns:
             before = messages[: position - len(observed)]
-            context = renderer.extend(turns[-1].completion[0].token_ids, observed, before, tools)
+            context = renderer.extend(
+                turns[-1].completion[0].token_ids, observed, before, tools
+            )
         content = message.get("content")
         turns.append(
             Turn(
                 index=len(turns),
                 parent=None if context is None else len(turns) - 1,
-                context=renderer.prompt(messages[:position], tools) if context is None else context,
+                context=renderer.prompt(messages[:position], tools)
+                if context is None
+                else context,
                 completion=(renderer.target(message),),
                 text=content if isinstance(content, str) else "",
                 message=message,
@@ -158,7 +172,9 @@ def read_demonstration(
     read = with_images(stored_messages(messages, f"{where}: messages"))
     if not any(message["role"] == "assistant" for message in read):
         raise DataError(f"{where} has no assistant's message to imitate; leave the row out")
-    return read, tool_specs(row.get("tools") or () if isinstance(row, Mapping) else (), where)
+    return read, tool_specs(
+        row.get("tools") or () if isinstance(row, Mapping) else (), where
+    )
 
 
 def is_conversation(value: Any) -> bool:
@@ -180,7 +196,9 @@ def stored_messages(value: Sequence[Any], where: str) -> tuple[Message, ...]:
     Raises:
         DataError: a message cannot be read.
     """
-    return tuple(stored_message(message, f"{where}[{n}]") for n, message in enumerate(value))
+    return tuple(
+        stored_message(message, f"{where}[{n}]") for n, message in enumerate(value)
+    )
 
 
 def _spec(tool: Any) -> ToolSpec:

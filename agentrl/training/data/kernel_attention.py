@@ -25,7 +25,13 @@ from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentrl.errors import ConfigError
-from agentrl.training.data.attention import BY_SPAN, REFERENCE, SEGMENTS, Masks, refuse_extras
+from agentrl.training.data.attention import (
+    BY_SPAN,
+    REFERENCE,
+    SEGMENTS,
+    Masks,
+    refuse_extras,
+)
 from agentrl.training.data.block_mask import BlockMasks
 from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.data.transfer import to_device
@@ -47,7 +53,10 @@ fails to compile for some."""
 
 _FLASH: Mapping[str, tuple[Callable[[], bool], str]] = {
     "flash_attention_2": (is_flash_attn_2_available, "flash-attn"),
-    "flash_attention_3": (is_flash_attn_3_available, "flash_attn_3 (flash-attention/hopper)"),
+    "flash_attention_3": (
+        is_flash_attn_3_available,
+        "flash_attn_3 (flash-attention/hopper)",
+    ),
 }
 
 

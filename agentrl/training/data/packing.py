@@ -165,7 +165,9 @@ class PackedMicroBatches:
         wanted, identities = self.shard.wanted(), self.shard.batch.identities()
         _check(self.shard.batch, wanted)
         for micro_batch in self.shard.micro_batches:
-            yield self._pack(self._lay_out(wanted, identities, np.asarray(micro_batch, np.int64)))
+            yield self._pack(
+                self._lay_out(wanted, identities, np.asarray(micro_batch, np.int64))
+            )
 
     def _lay_out(self, wanted: npt.NDArray[np.bool_], identities: Ids, rows: I64) -> _Row:
         batch = self.shard.batch
@@ -183,14 +185,19 @@ class PackedMicroBatches:
             already = len(spans)
             paths += [[already + index for index in path] for path in through]
             samples += members.tolist()
-            spans += [s if s.parent == ROOT else s._replace(parent=s.parent + already) for s in own]
+            spans += [
+                s if s.parent == ROOT else s._replace(parent=s.parent + already)
+                for s in own
+            ]
         # A filler has none; the shard itself may be empty.
         if not spans:
             spans = [Span(ROOT, 0, 1)]
         span_ends = np.cumsum([span.size for span in spans])
         none = batch.media[:0]
         token_ids = np.zeros(span_ends[-1], dtype=np.int64)
-        positions = np.zeros((len(self.positions_of(0, none)), token_ids.size), dtype=np.int64)
+        positions = np.zeros(
+            (len(self.positions_of(0, none)), token_ids.size), dtype=np.int64
+        )
         entries = np.full(token_ids.size, -1)
         ends = np.zeros(len(samples), dtype=np.int64)
         copies = np.zeros_like(token_ids)
@@ -213,7 +220,9 @@ class PackedMicroBatches:
             images["start"] = places[images["start"]]
             media.append(images)
             trained = np.flatnonzero(wanted[start:stop])
-            parts.append((start + trained, np.full_like(trained, sample_row), places[trained - 1]))
+            parts.append(
+                (start + trained, np.full_like(trained, sample_row), places[trained - 1])
+            )
         source, sample, before = map(np.concatenate, zip(*parts, strict=True))
         row = _Row(
             token_ids=token_ids,
@@ -238,7 +247,9 @@ class PackedMicroBatches:
         # a row of logits serves every token that it foretells at one temperature
         # In one number, which sorts by position and then by temperature: the bits of a float above
         # 0 sort as it does.
-        asked = (row.before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
+        asked = (row.before << 32) | temperature.astype(np.float32).view(np.uint32).astype(
+            np.int64
+        )
         _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
         order = np.argsort(logit_of, kind="stable")
         source, sample = row.source[order], row.sample[order]
@@ -428,7 +439,9 @@ def _columns(shard: BatchShard, source: I64, sample: I64) -> dict[str, npt.NDArr
     """What a loss reads of the wanted tokens."""
     batch = shard.batch
     columns: dict[str, npt.NDArray[Any]] = {
-        name: column[source] for name in _COLUMNS if (column := getattr(batch, name)) is not None
+        name: column[source]
+        for name in _COLUMNS
+        if (column := getattr(batch, name)) is not None
     }
     columns |= {name: column[source] for name, column in batch.own.items()}
     versions = batch.policy_versions[source].astype(np.int64)

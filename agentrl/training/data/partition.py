@@ -45,7 +45,11 @@ class Layout:
     length_scale: float
 
     def __post_init__(self) -> None:
-        if self.data_parallel < 1 or self.micro_batch_tokens < 1 or not self.length_scale > 0:
+        if (
+            self.data_parallel < 1
+            or self.micro_batch_tokens < 1
+            or not self.length_scale > 0
+        ):
             raise ValueError(
                 f"data_parallel, micro_batch_tokens and length_scale must be above 0, got {self}"
             )
@@ -118,7 +122,11 @@ def partition(
     known = PrefixOrder.without_sharing(owners) if prefixes is None else prefixes
     sizes = SharedSizes(tokens, known, layout.length_scale)
     units = _units(unit, owners[known.order], trajectory, known)
-    longest = [max(map(sizes.tokens, own)) for own in units.values()] if unit == "group" else tokens
+    longest = (
+        [max(map(sizes.tokens, own)) for own in units.values()]
+        if unit == "group"
+        else tokens
+    )
     _check_fits(int(max(longest)), layout, unit)
     # Sorted, so that the seed alone decides the order and not that of arrival.
     order = np.unique(owners)
@@ -180,7 +188,11 @@ def repack(
     """
     tokens = np.asarray(lengths, dtype=np.int64)
     _check_fits(int(tokens[plan.samples].max()), layout)
-    known = PrefixOrder.without_sharing(np.arange(tokens.size)) if prefixes is None else prefixes
+    known = (
+        PrefixOrder.without_sharing(np.arange(tokens.size))
+        if prefixes is None
+        else prefixes
+    )
     sizes = SharedSizes(tokens, known, layout.length_scale)
     place_of = {row: place for place, row in enumerate(sizes.rows)}
     parts = []
@@ -190,7 +202,9 @@ def repack(
         pieces = [
             piece
             for run in sizes.runs(sorted(places))
-            for bundle in bundles_of(0, [(p,) for p in run], sizes, layout.micro_batch_tokens)
+            for bundle in bundles_of(
+                0, [(p,) for p in run], sizes, layout.micro_batch_tokens
+            )
             for piece in bundle.pieces
         ]
         parts.append(sorted(pieces, key=lambda own: min(position[place] for place in own)))
@@ -362,7 +376,9 @@ def _plan(parts: Sequence[Sequence[Places]], sizes: SharedSizes, layout: Layout)
 
 
 def _rows_of(pieces: Sequence[Places], sizes: SharedSizes) -> I64:
-    return np.array([sizes.rows[place] for piece in pieces for place in piece], dtype=np.int64)
+    return np.array(
+        [sizes.rows[place] for piece in pieces for place in piece], dtype=np.int64
+    )
 
 
 def _first_fit(

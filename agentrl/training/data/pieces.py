@@ -63,7 +63,11 @@ class SharedSizes:
             unit: places of which the piece has none.
         """
         if len(unit) > 1:
-            return self.tokens(piece) + self.tokens(unit) - self.tokens(sorted((*piece, *unit)))
+            return (
+                self.tokens(piece)
+                + self.tokens(unit)
+                - self.tokens(sorted((*piece, *unit)))
+            )
         place = unit[0]
         index = bisect(piece, place)
         return max(
@@ -167,7 +171,9 @@ def bundles_of(
             whole.append(Bundle(group, tuple(own.pieces[0] for own in apart), (unit,)))
             continue
         shared = [sizes.overlap(piece, unit) for piece in pieces]
-        homes = [i for i, own in enumerate(shared) if own and tokens[i] + alone - own <= capacity]
+        homes = [
+            i for i, own in enumerate(shared) if own and tokens[i] + alone - own <= capacity
+        ]
         if homes:
             home = max(homes, key=lambda i: (shared[i], -i))
             tokens[home] += alone - shared[home]

@@ -80,7 +80,9 @@ def preference_group(
         )
     trajectories = (
         given_trajectory(task, group_index, turns, rollout_index, reward)
-        for rollout_index, (turns, reward) in enumerate(zip(both, (margin, 0.0), strict=True))
+        for rollout_index, (turns, reward) in enumerate(
+            zip(both, (margin, 0.0), strict=True)
+        )
     )
     return TrajectoryGroup(group_index, task, tuple(trajectories))
 
@@ -103,7 +105,11 @@ def check_pair(row: Any, group_index: int) -> float:
             "the column out"
         )
     margin = row.get("margin") or 0.0
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+    if (
+        isinstance(margin, bool)
+        or not isinstance(margin, int | float)
+        or not math.isfinite(margin)
+    ):
         raise DataError(
             f"preference pair {group_index}: 'margin' must be a finite number, got "
             f"{shown(margin, 80)}"
@@ -121,12 +127,15 @@ def _conversations(
     Raises:
         DataError: there is no prompt, or a side does not end with an assistant's message.
     """
-    chosen, rejected = (_messages(row[side], group_index, side, "assistant") for side in _SIDES)
+    chosen, rejected = (
+        _messages(row[side], group_index, side, "assistant") for side in _SIDES
+    )
     prompt: Conversation = ()
     if row.get("prompt") is not None:
         prompt = _messages(row["prompt"], group_index, "prompt", "user")
         chosen, rejected = (
-            side if side[: len(prompt)] == prompt else prompt + side for side in (chosen, rejected)
+            side if side[: len(prompt)] == prompt else prompt + side
+            for side in (chosen, rejected)
         )
     else:
         prompt = _common(chosen, rejected)
@@ -150,7 +159,9 @@ def _messages(value: Any, group_index: int, side: str, role: str) -> Conversatio
         return (cast(Message, {"role": role, "content": value}),)
     where = f"preference pair {group_index}: {side!r}"
     if not is_conversation(value):
-        raise DataError(f"{where} must be text or a list of chat messages, got {shown(value, 200)}")
+        raise DataError(
+            f"{where} must be text or a list of chat messages, got {shown(value, 200)}"
+        )
     return stored_messages(value, where)
 
 
@@ -201,5 +212,8 @@ def _chain(turns: Iterable[Turn]) -> tuple[Turn, ...]:
 
 def _ids(turns: Sequence[Turn]) -> list[int]:
     return [
-        token for turn in turns for segment in turn.segments for token in segment.token_ids.tolist()
+        token
+        for turn in turns
+        for segment in turn.segments
+        for token in segment.token_ids.tolist()
     ]

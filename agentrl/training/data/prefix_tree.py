@@ -74,8 +74,14 @@ def shared_spans(
         if number == 1:
             paths[order[low]] = path
             continue
-        cuts = [low, *(place + 1 for place in range(low, high - 1) if alike[place] == end), high]
-        waiting += [(cut, next_cut, first, path) for cut, next_cut in itertools.pairwise(cuts)]
+        cuts = [
+            low,
+            *(place + 1 for place in range(low, high - 1) if alike[place] == end),
+            high,
+        ]
+        waiting += [
+            (cut, next_cut, first, path) for cut, next_cut in itertools.pairwise(cuts)
+        ]
     return spans, paths
 
 
@@ -139,6 +145,7 @@ def _sorted_prefixes(samples: Sequence[I32]) -> tuple[list[int], list[int]]:
     keys = [sample.astype(">i4").tobytes() for sample in samples]
     order = sorted(range(len(samples)), key=keys.__getitem__)
     alike = [
-        common_prefix(samples[one], samples[other]) for one, other in itertools.pairwise(order)
+        common_prefix(samples[one], samples[other])
+        for one, other in itertools.pairwise(order)
     ]
     return order, alike

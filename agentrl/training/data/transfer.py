@@ -14,7 +14,9 @@ _ALIGNMENT = 8
 """Bytes; a tensor of any dtype here may begin at a multiple of it."""
 
 
-def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
+def to_device(
+    arrays: Mapping[str, npt.NDArray[Any]], device: torch.device
+) -> dict[str, Tensor]:
     """The arrays as tensors by name, parts of one buffer.
 
     Args:

@@ -119,7 +119,9 @@ class CheckpointWriter:
             except Exception as failed:  # noqa: BLE001
                 # The boundary: the thread that waits tells it.
                 error = write_failure(
-                    f"the {purpose}'s checkpoint could not be written to {folder}", folder, failed
+                    f"the {purpose}'s checkpoint could not be written to {folder}",
+                    folder,
+                    failed,
                 )
             self._result = SaveResult(time.monotonic() - start, error)
 
@@ -211,13 +213,20 @@ def _write(
         if first:
             _describe(model, source, folder / MODEL_FOLDER)
             # torch writes ``.metadata`` under another name and renames it, so it is read again.
-            own |= file_hashes(folder, ".metadata") | file_hashes(folder, f"{MODEL_FOLDER}/*")
+            own |= file_hashes(folder, ".metadata") | file_hashes(
+                folder, f"{MODEL_FOLDER}/*"
+            )
     listed: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(listed, own, group=group)
     with together():
         if first:
             files = {name: entry for part in listed for name, entry in part.items()}
-            listing = {"format": FORMAT, "layout": LAYOUT, "purpose": purpose, "files": files}
+            listing = {
+                "format": FORMAT,
+                "layout": LAYOUT,
+                "purpose": purpose,
+                "files": files,
+            }
             write_text(folder / LISTING, json.dumps(listing, indent=1, sort_keys=True))
 
 
@@ -251,7 +260,9 @@ class _HashedFile(io.FileIO):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         place = super().seek(offset, whence)
         if place != self.size:
-            raise io.UnsupportedOperation("a file that is hashed is written from end to end")
+            raise io.UnsupportedOperation(
+                "a file that is hashed is written from end to end"
+            )
         return place
 
 
@@ -332,7 +343,9 @@ def load_checkpoint(
     state = training_state(model, ()) | {"step": torch.tensor(0)}
     for prefix, parameter, values in _owned(model, optimizers):
         for key in (key for key in stored if key.startswith(prefix)):
-            state[key] = values[key.removeprefix(prefix)] = _template(stored[key], parameter)
+            state[key] = values[key.removeprefix(prefix)] = _template(
+                stored[key], parameter
+            )
     if set(state) != set(stored):
         odd = sorted(set(state) ^ set(stored))[0]
         raise StoreError(
@@ -375,7 +388,11 @@ def _owned(
 ) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
     """Each parameter of each optimizer, with the prefix of its state's keys and the state."""
     for owner, optimizer in enumerate(optimizers):
-        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        mine = {
+            id(parameter)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
         for name, parameter in sharded_parameters(model).items():
             if id(parameter) in mine:
                 yield f"optimizer.{owner}.{name}/", parameter, optimizer.state[parameter]

@@ -147,7 +147,10 @@ def _write(
     record = read_record(described)
     if record is None and merges:
         raise StoreError(f"{checkpoint} holds a whole model, no adapter; leave --merge out")
-    last, config = folder / "config.json", json.loads((described / "config.json").read_bytes())
+    last, config = (
+        folder / "config.json",
+        json.loads((described / "config.json").read_bytes()),
+    )
     if record is not None and not merges:
         adapter = _read(checkpoint, record.trained(), torch_dtype(dtype or "float32"))
         total, config = write_peft(record, adapter, folder)
@@ -155,8 +158,12 @@ def _write(
         last = folder / CONFIG
     else:
         # transformers wrote ``torch_dtype`` before it wrote ``dtype``.
-        config["dtype"] = dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
-        total = _write_weights(checkpoint, record, folder, config["dtype"], shard_bytes, done)
+        config["dtype"] = (
+            dtype or config.get("dtype") or config.get("torch_dtype") or "float32"
+        )
+        total = _write_weights(
+            checkpoint, record, folder, config["dtype"], shard_bytes, done
+        )
     for path in sorted(described.iterdir()):
         if path.name not in ("config.json", RECORD):
             done(Path(shutil.copy2(path, folder)))
@@ -184,7 +191,9 @@ def _write_weights(
     names = FolderNames(hf)
     known = {name for group in names.groups for name in group.parameters}
     # What is stored beside parameters, each as a group by itself.
-    beside = [names.group_of_one(name, size) for name, size in sizes.items() if name not in known]
+    beside = [
+        names.group_of_one(name, size) for name, size in sizes.items() if name not in known
+    ]
     groups = {own.parameters[0]: own for own in (*names.groups, *beside)}
     files = split_state_dict_into_shards_factory(
         groups,
@@ -257,12 +266,16 @@ def _sizes(checkpoint: Path) -> dict[str, torch.Size]:
     """The shapes of what a checkpoint holds of a model, by name."""
     return {
         key.removeprefix(_KEYS): value.size
-        for key, value in FileSystemReader(checkpoint).read_metadata().state_dict_metadata.items()
+        for key, value in FileSystemReader(checkpoint)
+        .read_metadata()
+        .state_dict_metadata.items()
         if key.startswith(_KEYS) and isinstance(value, TensorStorageMetadata)
     }
 
 
-def _read(checkpoint: Path, names: Collection[str], dtype: torch.dtype) -> dict[str, Tensor]:
+def _read(
+    checkpoint: Path, names: Collection[str], dtype: torch.dtype
+) -> dict[str, Tensor]:
     """What a checkpoint holds of a model, by name."""
     sizes = _sizes(checkpoint)
     tensors = {_KEYS + name: torch.empty(sizes[name], dtype=dtype) for name in names}

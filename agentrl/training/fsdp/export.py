@@ -70,7 +70,9 @@ def export_model(
                 hf.save_pretrained(folder, state_dict=state, save_original_format=False)
             copy_beside_weights(source, folder)
         except (OSError, SafetensorError) as error:
-            failed = write_failure(f"the model could not be exported to {folder}", folder, error)
+            failed = write_failure(
+                f"the model could not be exported to {folder}", folder, error
+            )
             failed.__cause__ = error
     # The others wait here, and would wait for ever for a rank that has raised.
     agree(failed)

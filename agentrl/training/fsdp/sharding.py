@@ -60,7 +60,9 @@ def shard_over(
         apart = {one.experts: experts for one in model.mixtures()}
     for module in (*apart, *model.input_modules(), *model.blocks()):
         own = apart.get(module, mesh)
-        fully_shard(module, mesh=own, mp_policy=policy, reshard_after_forward=not keep_gathered)
+        fully_shard(
+            module, mesh=own, mp_policy=policy, reshard_after_forward=not keep_gathered
+        )
     for module in model.output_modules():
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     fully_shard(
@@ -69,7 +71,9 @@ def shard_over(
         mp_policy=policy,
         reshard_after_forward=False,
         # of the head, which the model holds by another name too
-        ignored_params={one for module in model.output_modules() for one in module.parameters()},
+        ignored_params={
+            one for module in model.output_modules() for one in module.parameters()
+        },
     )
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -121,7 +125,9 @@ def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
     named = dict(model.named_parameters())
     kind = DTensor if isinstance(model, FSDPModule) else nn.Parameter
-    gathered = [name for name, parameter in named.items() if not isinstance(parameter, kind)]
+    gathered = [
+        name for name, parameter in named.items() if not isinstance(parameter, kind)
+    ]
     if gathered:
         raise TrainingError(
             f"{gathered[0].removeprefix(PREFIX)} is gathered, so it is a copy in the forward's "

@@ -72,7 +72,9 @@ def whole_tensor(tensor: Tensor) -> Tensor:
         shape=torch.Size(shape),
         stride=torch.empty(shape, device="meta").stride(),
     ).full_tensor()
-    return DTensor.from_local(part, mesh[names[-1:]], [divided], run_check=False).full_tensor()
+    return DTensor.from_local(
+        part, mesh[names[-1:]], [divided], run_check=False
+    ).full_tensor()
 
 
 def _groups(
@@ -116,7 +118,9 @@ def weight_parts(model: PackedModel, dtype: torch.dtype) -> Iterator[WeightPart]
         if group.is_renamed:
             (name,) = group.tensors
             is_copy = not is_first_copy(tensor)
-            yield WeightPart(name, tuple(tensor.shape), offset(tensor), local(tensor), is_copy)
+            yield WeightPart(
+                name, tuple(tensor.shape), offset(tensor), local(tensor), is_copy
+            )
             continue
         if group.experts is None:
             wholes = {name: whole_tensor(part) for name, part in parts.items()}
@@ -127,7 +131,9 @@ def weight_parts(model: PackedModel, dtype: torch.dtype) -> Iterator[WeightPart]
             yield WeightPart(name, tuple(whole.shape), (0,) * whole.ndim, whole, is_copy)
 
 
-def _own_experts(model: PackedModel, group: ParameterGroup, stack: Tensor) -> dict[str, Tensor]:
+def _own_experts(
+    model: PackedModel, group: ParameterGroup, stack: Tensor
+) -> dict[str, Tensor]:
     """The folder's tensors of the experts that this rank holds of a stack."""
     first, *others = offset(stack)
     assert not any(others), "stacks are divided by experts"

@@ -47,7 +47,9 @@ class ExpertLoads:
             tokens, top_k = routed.experts.shape
             weights = copies[routed.first : routed.first + tokens].double()
             sums = self._sums[layer]
-            sums[:-2].index_add_(0, routed.experts.flatten(), weights.repeat_interleave(top_k))
+            sums[:-2].index_add_(
+                0, routed.experts.flatten(), weights.repeat_interleave(top_k)
+            )
             sums[-2] += (routed.entropy.double() * weights).sum()
             sums[-1] += weights.sum()
 

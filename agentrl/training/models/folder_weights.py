@@ -138,7 +138,9 @@ class FolderWeights:
         converters = [one for one in mapping if isinstance(one, WeightConverter)]
         renamings = [one for one in mapping if isinstance(one, WeightRenaming)]
         prefix = model.base_model_prefix
-        for key, stored in sorted(self._stored(), key=lambda pair: dot_natural_key(pair[0])):
+        for key, stored in sorted(
+            self._stored(), key=lambda pair: dot_natural_key(pair[0])
+        ):
             name, pattern = rename_source_key(key, renamings, converters, prefix, known)
             if name not in known and key in known:
                 name, pattern = rename_source_key(key, [], [], prefix, known)
@@ -155,7 +157,9 @@ class FolderWeights:
         model: Any = self.hf
         prefix = f"{model.base_model_prefix}."
         for group in self.names.groups:
-            stored = [self._copied[name].key for name in group.parameters if name in self._copied]
+            stored = [
+                self._copied[name].key for name in group.parameters if name in self._copied
+            ]
             for name in group.parameters:
                 stored += self._parts.get(name, ())
             bare = {name.removeprefix(prefix) for name in group.tensors}
@@ -185,7 +189,9 @@ class FolderWeights:
                 continue
             model.all_tied_weights_keys.pop(target)
             module, last = _place(model, target)
-            setattr(module, last, nn.Parameter(torch.empty_like(model.get_parameter(target))))
+            setattr(
+                module, last, nn.Parameter(torch.empty_like(model.get_parameter(target)))
+            )
 
     @torch.no_grad()
     def fill(self, device: torch.device) -> None:
@@ -235,9 +241,13 @@ class FolderWeights:
             self._make_of_parts(names[0], part, ranges)
         else:
             _copy_slices(self._source(names, parameter), part, ranges)
-        return nn.Parameter(divided_as(parameter, part), requires_grad=parameter.requires_grad)
+        return nn.Parameter(
+            divided_as(parameter, part), requires_grad=parameter.requires_grad
+        )
 
-    def _source(self, names: Sequence[str], parameter: nn.Parameter) -> StoredTensor | Tensor:
+    def _source(
+        self, names: Sequence[str], parameter: nn.Parameter
+    ) -> StoredTensor | Tensor:
         """What a weight is copied from, by any of its names."""
         new = next((self.new[name] for name in names if name in self.new), None)
         if new is not None:
@@ -271,7 +281,9 @@ class FolderWeights:
         Raises:
             DataError: one is missing, or has another shape than it makes.
         """
-        stored = next((self._parts[name] for name in group.parameters if name in self._parts), None)
+        stored = next(
+            (self._parts[name] for name in group.parameters if name in self._parts), None
+        )
         model: Any = self.hf
         prefix = f"{model.base_model_prefix}."
         bare = {key.removeprefix(prefix): one for key, one in (stored or {}).items()}
@@ -279,7 +291,9 @@ class FolderWeights:
         for name in wanted:
             source = bare.get(name.removeprefix(prefix))
             if source is None or tuple(source.get_shape()) != tuple(group.tensors[name]):
-                found = "is missing" if source is None else f"has shape {source.get_shape()}"
+                found = (
+                    "is missing" if source is None else f"has shape {source.get_shape()}"
+                )
                 raise DataError(
                     f"{self.named}: {group.parameters[0]} is made of {name}, which {found}; "
                     "copy or download the folder again"
@@ -391,7 +405,11 @@ def _copy_slices(
         target.copy_(source[chosen] if chosen else source[...])
         return
     start = 0
-    most = target.shape[dim] if dim else max(1, _PIECE_BYTES * target.shape[0] // target.nbytes)
+    most = (
+        target.shape[dim]
+        if dim
+        else max(1, _PIECE_BYTES * target.shape[0] // target.nbytes)
+    )
     for first, last in ranges[dim]:
         for low in range(first, last, most):
             high = min(last, low + most)

@@ -46,7 +46,9 @@ class Adapter(nn.Module):
         self._lora = lora
         # the ranks that hold the layer together, before FSDP divides its weight further
         weight = layer.weight
-        self._group: Any = weight.device_mesh.get_group() if isinstance(weight, DTensor) else None
+        self._group: Any = (
+            weight.device_mesh.get_group() if isinstance(weight, DTensor) else None
+        )
         layer.register_forward_hook(self._add)
 
     def _add(self, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -89,7 +91,9 @@ class ExpertAdapter(nn.Module):
         if not self._lora.is_on:
             return output
         low = grouped_product(rows, local(self.A).mT, ends)
-        return output + grouped_product(low, local(self.B).mT, ends) * self._lora.record.scale
+        return (
+            output + grouped_product(low, local(self.B).mT, ends) * self._lora.record.scale
+        )
 
 
 class Lora:
@@ -127,7 +131,9 @@ class Lora:
         for name in self.record.stacks:
             place, _, kind = name.rpartition(".")
             experts: Any = hf.get_submodule(place)
-            experts.lora[kind] = ExpertAdapter(self, *self._new(name, hf.get_parameter(name)))
+            experts.lora[kind] = ExpertAdapter(
+                self, *self._new(name, hf.get_parameter(name))
+            )
 
     def _new(self, name: str, weight: Tensor) -> tuple[nn.Parameter, nn.Parameter]:
         """A and B of a weight, divided as it is and where it lies."""

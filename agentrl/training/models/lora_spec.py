@@ -28,7 +28,11 @@ class LoraSpec(Section):
 
     @model_validator(mode="after")
     def _check_given(self) -> Self:
-        if self.path is not None and (self.rank, self.alpha, self.targets) != (None, None, ()):
+        if self.path is not None and (self.rank, self.alpha, self.targets) != (
+            None,
+            None,
+            (),
+        ):
             raise self.broken(
                 "path",
                 f"={self.path!r} has rank, alpha and targets of its own, got others beside it; "
@@ -36,7 +40,8 @@ class LoraSpec(Section):
             )
         if not self.given and (self.alpha is not None or self.targets):
             raise self.broken(
-                "rank", " is needed beside alpha and targets, got none; set it, or leave them out"
+                "rank",
+                " is needed beside alpha and targets, got none; set it, or leave them out",
             )
         return self
 

@@ -28,7 +28,9 @@ _ALPHA = 32.0
 (https://thinkingmachines.ai/blog/lora/)."""
 
 
-def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head: bool) -> Lora:
+def open_lora(
+    spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head: bool
+) -> Lora:
     """The adapters of a model that is not divided yet, which is given what they begin with.
 
     Args:
@@ -49,7 +51,11 @@ def open_lora(spec: ModelSpec, own: LoraSpec, model: PackedModel, *, whole_head:
     stacks = _stacks(model)
     if own.path is None:
         assert own.rank is not None, "a specification without both is none"
-        rank, alpha, chosen = own.rank, own.alpha or _ALPHA, _chosen(own, model, layers, stacks)
+        rank, alpha, chosen = (
+            own.rank,
+            own.alpha or _ALPHA,
+            _chosen(own, model, layers, stacks),
+        )
         chosen_stacks = [name for name in stacks if is_target(name, own.targets)]
     else:
         rank, alpha, targets, parameters = read_peft_config(Path(own.path), where)
@@ -126,7 +132,10 @@ def _stacks(model: PackedModel) -> list[str]:
 
 
 def _chosen(
-    spec: LoraSpec, model: PackedModel, layers: Mapping[str, nn.Module], stacks: Sequence[str]
+    spec: LoraSpec,
+    model: PackedModel,
+    layers: Mapping[str, nn.Module],
+    stacks: Sequence[str],
 ) -> list[str]:
     """The names of layers that ``targets`` chooses, in the model's order.
 

@@ -133,7 +133,10 @@ class StackedExperts(nn.Module):
             # The activation is the module's method, which would keep what is divided here.
             delattr(whole, name)
         family: Any = whole
-        self._apply_gate, self.is_transposed = family._apply_gate, bool(family.is_transposed)
+        self._apply_gate, self.is_transposed = (
+            family._apply_gate,
+            bool(family.is_transposed),
+        )
         # adapters of some of them, by the parameter's name
         self.lora = nn.ModuleDict()
 
@@ -161,7 +164,9 @@ class StackedExperts(nn.Module):
         bias: Tensor | None = getattr(self, f"{name}_bias", None)
         if bias is None:
             return found
-        return found + local(bias).repeat_interleave(counts_of(ends), 0, output_size=rows.shape[0])
+        return found + local(bias).repeat_interleave(
+            counts_of(ends), 0, output_size=rows.shape[0]
+        )
 
 
 class Mixture(nn.Module):
@@ -246,7 +251,9 @@ class Mixture(nn.Module):
         router = self.get_submodule(self._family.router)
         parameters: dict[str, Tensor] = dict(router.named_parameters())
         if self._tensor is not None:
-            parameters = {name: sum_gradient(one, self._tensor) for name, one in parameters.items()}
+            parameters = {
+                name: sum_gradient(one, self._tensor) for name, one in parameters.items()
+            }
         wide = torch.promote_types(rows.dtype, torch.float32)
         return functional.linear(
             rows.to(wide), **{name: one.to(wide) for name, one in parameters.items()}
@@ -256,7 +263,11 @@ class Mixture(nn.Module):
         """``[T, D]``: what a token's experts made of it, weighted."""
         order, inverse, ends = in_order(experts.flatten(), self._routing.num_experts)
         pairs = spread(rows, order, inverse, experts.shape[1])
-        made = self.experts(pairs, ends) if self._ranks is None else self._on_ranks(pairs, ends)
+        made = (
+            self.experts(pairs, ends)
+            if self._ranks is None
+            else self._on_ranks(pairs, ends)
+        )
         pairs = spread(made, inverse, order, 1).view(*experts.shape, rows.shape[1])
         # Summed in the gates' dtype, in the order of a token's own experts.
         total = pairs[:, 0] * gates[:, :1]
@@ -313,7 +324,9 @@ class _Spread(torch.autograd.Function):
     # Autograd does not know that an order has each place once: it would add the gradient up row by
     # row, on a GPU in an order that is not told, and in the rows' dtype.
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor, copies: int
+    ) -> Tensor:
         ctx.save_for_backward(inverse)
         ctx.copies = copies
         return rows.index_select(0, order if copies == 1 else order // copies)
@@ -323,7 +336,9 @@ class _Spread(torch.autograd.Function):
         (inverse,) = ctx.saved_tensors
         pairs = gradient.index_select(0, inverse)
         if ctx.copies > 1:
-            pairs = pairs.view(pairs.shape[0] // ctx.copies, ctx.copies, pairs.shape[1]).sum(1)
+            pairs = pairs.view(
+                pairs.shape[0] // ctx.copies, ctx.copies, pairs.shape[1]
+            ).sum(1)
         return pairs, None, None, None
 
 
@@ -373,7 +388,11 @@ _ALIGNED_BYTES = 16
 
 def _has_grouped(rows: Tensor, matrices: Tensor) -> bool:
     """Whether torch multiplies so in one kernel here."""
-    if not rows.is_cuda or rows.dtype != torch.bfloat16 or not hasattr(functional, "grouped_mm"):
+    if (
+        not rows.is_cuda
+        or rows.dtype != torch.bfloat16
+        or not hasattr(functional, "grouped_mm")
+    ):
         return False
     sizes = {rows.shape[-1], matrices.shape[-1]}
     is_aligned = all(size * rows.element_size() % _ALIGNED_BYTES == 0 for size in sizes)

@@ -47,7 +47,11 @@ from agentrl.training.parallel.sequence_parallel import (
     use_ulysses,
 )
 from agentrl.training.parallel.tensor_parallel import check_tensor_parallel, divide_model
-from agentrl.training.vision.vision_tower import VisionMode, VisionTower, class_and_attention
+from agentrl.training.vision.vision_tower import (
+    VisionMode,
+    VisionTower,
+    class_and_attention,
+)
 from agentrl.types.batch import Media
 
 logger = logging.getLogger(__name__)
@@ -348,7 +352,9 @@ def open_pretrained(
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
         _check_family(auto, config, kind, named)
         with torch.device("meta"):
-            hf: Any = auto.from_config(config, dtype=_kept_dtype(spec), attn_implementation=kinds)
+            hf: Any = auto.from_config(
+                config, dtype=_kept_dtype(spec), attn_implementation=kinds
+            )
         weights: FolderWeights | None = None
         if weight_files(folder):
             weights = FolderWeights(hf, folder, named)

@@ -35,8 +35,21 @@ _DIGEST = "base_digest"
 _EMPTY: tuple[object, ...] = (None, False, "none", "", 0, 0.0, [], {})
 # What is not read here changes no number: where the adapter came from, how it was trained.
 _READ = frozenset(
-    {"r", "lora_alpha", "target_modules", "auto_mapping", "base_model_name_or_path", "task_type"}
-    | {"inference_mode", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size"}
+    {
+        "r",
+        "lora_alpha",
+        "target_modules",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "task_type",
+    }
+    | {
+        "inference_mode",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+    }
     | {"revision", "target_parameters"}
 )
 _ACCEPTED: Mapping[str, Sequence[object]] = {
@@ -91,9 +104,15 @@ class AdapterRecord:
 
     def is_transposed(self, weight: str) -> bool:
         """Whether a weight is ``[D, O]``."""
-        return self.transposed if weight in self.stacks else weight == f"{self.embedding}.weight"
+        return (
+            self.transposed
+            if weight in self.stacks
+            else weight == f"{self.embedding}.weight"
+        )
 
-    def shapes(self, weight: str, size: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def shapes(
+        self, weight: str, size: Sequence[int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of the whole A and B of a weight of that size: ``[R, D]`` and ``[O, R]``, of a stack
         ``[E, R, D]`` and ``[E, O, R]``."""
         *experts, outputs, inputs = size
@@ -122,7 +141,9 @@ def read_record(folder: Path) -> AdapterRecord | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+        lists = {
+            name: tuple(value) for name, value in found.items() if isinstance(value, list)
+        }
         return AdapterRecord(**(found | lists))
     except (ValueError, TypeError) as error:
         raise StoreError(
@@ -194,9 +215,12 @@ def write_peft(
         Their bytes, and the values of peft's configuration.
     """
     made = {
-        own: as_peft(tensors[name], name).contiguous() for name, own in peft_names(record).items()
+        own: as_peft(tensors[name], name).contiguous()
+        for name, own in peft_names(record).items()
     }
-    save_file(made, folder / WEIGHTS, metadata={"format": "pt", _DIGEST: record.base_digest})
+    save_file(
+        made, folder / WEIGHTS, metadata={"format": "pt", _DIGEST: record.base_digest}
+    )
     heads = sorted({name.rpartition(".")[0] for name in record.whole})
     values: dict[str, object] = {
         "peft_type": "LORA",
@@ -216,7 +240,11 @@ def peft_names(record: AdapterRecord) -> dict[str, str]:
     found = {name: f"{_PREFIX}{name}" for name in record.whole}
     for layer in record.layers:
         for side in "AB":
-            own = f"lora_embedding_{side}" if layer == record.embedding else f"lora_{side}.weight"
+            own = (
+                f"lora_embedding_{side}"
+                if layer == record.embedding
+                else f"lora_{side}.weight"
+            )
             found[f"{layer}.lora.{side}"] = f"{_PREFIX}{layer}.{own}"
     # Each parameter of a module has a wrapper of its own, around that of the one before.
     depths: Counter[str] = Counter()
@@ -234,7 +262,9 @@ def as_peft(tensor: Tensor, name: str) -> Tensor:
     """A trained tensor in peft's form: of a stack's factors ``[E · R, D]`` and ``[O, R · E]``."""
     if tensor.ndim < 3:
         return tensor
-    return tensor.flatten(0, 1) if name.endswith(".A") else tensor.permute(1, 2, 0).flatten(1)
+    return (
+        tensor.flatten(0, 1) if name.endswith(".A") else tensor.permute(1, 2, 0).flatten(1)
+    )
 
 
 def _from_peft(tensor: Tensor, name: str, shape: Sequence[int]) -> Tensor:
@@ -256,7 +286,9 @@ def is_target(name: str, targets: Targets) -> bool:
     return any(f".{name}".endswith(f".{one}") for one in targets)
 
 
-def read_peft_config(folder: Path, named: str) -> tuple[int, float, Targets, tuple[str, ...]]:
+def read_peft_config(
+    folder: Path, named: str
+) -> tuple[int, float, Targets, tuple[str, ...]]:
     """The rank, alpha, targets and targeted parameters of an adapter.
 
     Args:
@@ -322,7 +354,11 @@ def read_peft(
     # peft saves the base's embedding too where it has an adapter.
     stored.pop(f"{_PREFIX}{record.embedding}.base_layer.weight", None)
     for key in sorted(wanted.keys() ^ stored.keys()):
-        what = "lacks" if key in wanted else "holds, for no layer that can have an adapter here,"
+        what = (
+            "lacks"
+            if key in wanted
+            else "holds, for no layer that can have an adapter here,"
+        )
         raise DataError(f"{named} {what} {key!r}; save the adapter again, or {remedy}")
     for key, name in wanted.items():
         expected = as_peft(torch.empty(*shapes[name], device="meta"), name).shape
@@ -331,4 +367,6 @@ def read_peft(
                 f"{named} is of another base: {key} has shape {list(stored[key].shape)}, and the "
                 f"layer of {record.base} takes {list(expected)}; {remedy}"
             )
-    return {name: _from_peft(stored[key], name, shapes[name]) for key, name in wanted.items()}
+    return {
+        name: _from_peft(stored[key], name, shapes[name]) for key, name in wanted.items()
+    }

@@ -134,7 +134,9 @@ class PolicyModel(PackedModel):
             ``[max(N, 1)]`` logprobs, at least float32, with gradient, and entropies in nats, which
             have one where ``entropy_gradient`` asks for it.
         """
-        tokens = Tokens(packed.temperature, packed.logit_of, packed.targets, packed.host_logit_of)
+        tokens = Tokens(
+            packed.temperature, packed.logit_of, packed.targets, packed.host_logit_of
+        )
         chosen = self.hidden(
             packed.token_ids,
             packed.positions,
@@ -184,7 +186,9 @@ class PolicyModel(PackedModel):
                 torch.split(chosen, size), firsts, places, places[1:], strict=False
             )
         ]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        return torch.cat([part[0] for part in parts]), torch.cat(
+            [part[1] for part in parts]
+        )
 
     def _logprobs(
         self,
@@ -225,7 +229,11 @@ class PolicyModel(PackedModel):
 
 
 def _pick(
-    logits: Tensor, temperature: Tensor, logit_of: Tensor, targets: Tensor, entropy_gradient: bool
+    logits: Tensor,
+    temperature: Tensor,
+    logit_of: Tensor,
+    targets: Tensor,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs and entropies of chosen tokens, of ``[R, V]`` logits; a compiled one reads the
     logits a few times and keeps nothing else of their size."""
@@ -241,7 +249,9 @@ def _pick(
     return logprobs[logit_of, targets], entropy[logit_of]
 
 
-def open_policy(spec: ModelSpec, device: torch.device = CPU, *, exact: bool = False) -> PolicyModel:
+def open_policy(
+    spec: ModelSpec, device: torch.device = CPU, *, exact: bool = False
+) -> PolicyModel:
     """Builds the causal model of a Hugging Face folder; ``PackedModel.fill`` reads its weights. See
     ``open_pretrained``.
 

@@ -82,7 +82,9 @@ class ValueModel(ScoreModel):
         before = packed.logit_rows[packed.logit_of]
         rows = torch.cat([before, packed.ends])
         host_rows = np.concatenate([packed.before, packed.host_ends])
-        hidden = self.hidden(packed.token_ids, packed.positions, packed.spans, rows, host_rows)
+        hidden = self.hidden(
+            packed.token_ids, packed.positions, packed.spans, rows, host_rows
+        )
         numbers = self.answers(hidden)[:, 0]
         values, final = numbers[: before.numel()], numbers[before.numel() :]
         if packed.counts and packed.source.size:
@@ -139,7 +141,9 @@ def open_scores(
             weights.new.update({f"score.{name}": value for name, value in values.items()})
     model = kind(hf, attention_of(hf), device)
     model.weights = weights
-    check_twin(model, auto, named, "does not score the last token by its layer `score` alone")
+    check_twin(
+        model, auto, named, "does not score the last token by its layer `score` alone"
+    )
     return model
 
 

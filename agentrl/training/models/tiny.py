@@ -84,7 +84,9 @@ def build_tiny_model(
     from agentrl.engines.torch.model.quiet import quiet_transformers
 
     if experts is not None and image_tokens is not None:
-        raise DataError(f"experts={experts} and image_tokens={image_tokens} exclude one another")
+        raise DataError(
+            f"experts={experts} and image_tokens={image_tokens} exclude one another"
+        )
     markers = SPECIAL if image_tokens is None else (*SPECIAL, *IMAGES)
     tokenizer = _tokenizer(demonstrations, num_demonstrations, vocab_size, markers)
     pad = tokenizer.pad_token_id
@@ -188,7 +190,15 @@ def _tokenizer(
     vocab_size: int,
     special: tuple[str, ...],
 ) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import (
+        AddedToken,
+        Regex,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        trainers,
+    )
     from transformers import PreTrainedTokenizerFast
 
     rows = list(islice(demonstrations, num_demonstrations))
@@ -211,7 +221,9 @@ def _tokenizer(
         show_progress=False,
     )
     backend.train_from_iterator(_ordinary_text(rows), trainer)
-    backend.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
+    backend.add_tokens(
+        [AddedToken(marker, special=False, normalized=False) for marker in MARKERS]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token="<|im_end|>",
@@ -224,5 +236,7 @@ def _ordinary_text(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """The text between the markers, so that no merge learns a marker's letters."""
     markers = re.compile("|".join(map(re.escape, (*SPECIAL, *IMAGES, *MARKERS))))
     for row in rows:
-        text = "".join(piece.text for piece in chatml_pieces(row["messages"], (), ChatMLStyle()))
+        text = "".join(
+            piece.text for piece in chatml_pieces(row["messages"], (), ChatMLStyle())
+        )
         yield from filter(None, markers.split(text))

@@ -65,7 +65,9 @@ _KEPT = frozenset(
 _PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default"})
 
 
-def wrap_blocks(blocks: Sequence[nn.Module], *, recompute: Recompute, compiles: bool) -> None:
+def wrap_blocks(
+    blocks: Sequence[nn.Module], *, recompute: Recompute, compiles: bool
+) -> None:
     """Makes layers recompute or compile, or both.
 
     Args:
@@ -176,7 +178,9 @@ class _RowHooks:
     def select(self, _mlp: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden: Tensor = args[0]
         self._shape = hidden.shape
-        return args if self._rows is None else (hidden.index_select(1, self._rows), *args[1:])
+        return (
+            args if self._rows is None else (hidden.index_select(1, self._rows), *args[1:])
+        )
 
     def put_back(self, _mlp: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor:
         if self._rows is None:

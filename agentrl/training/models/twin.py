@@ -106,7 +106,9 @@ def _own(family: Any, ids: Tensor) -> Any:
     return family(input_ids=ids[None], position_ids=positions, use_cache=False)
 
 
-def _packed(twin: PackedModel, samples: list[Tensor] | tuple[Tensor, ...], rows: Tensor) -> Tensor:
+def _packed(
+    twin: PackedModel, samples: list[Tensor] | tuple[Tensor, ...], rows: Tensor
+) -> Tensor:
     positions = torch.cat([torch.arange(len(ids)) for ids in samples])[None]
     spans = [Span(ROOT, 0, len(ids)) for ids in samples]
     return twin.hidden(torch.cat([*samples]), positions, spans, rows)
@@ -123,7 +125,9 @@ def _stir(trunk: nn.Module) -> None:
     generator = torch.Generator().manual_seed(2)
     for parameter in trunk.parameters():
         deviation = 0.3 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
-        parameter.add_(torch.empty_like(parameter).normal_(0.0, deviation, generator=generator))
+        parameter.add_(
+            torch.empty_like(parameter).normal_(0.0, deviation, generator=generator)
+        )
 
 
 def small_twin(auto: Any, config: Any) -> nn.Module:
@@ -151,7 +155,9 @@ def small_twin(auto: Any, config: Any) -> nn.Module:
         tower.depth, tower.deepstack_visual_indexes = 1, [0][: len(levels)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        hf: nn.Module = auto.from_config(small, dtype=torch.float32, attn_implementation="eager")
+        hf: nn.Module = auto.from_config(
+            small, dtype=torch.float32, attn_implementation="eager"
+        )
     return hf.eval()
 
 

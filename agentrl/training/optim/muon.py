@@ -74,8 +74,12 @@ class Muon(torch.optim.Optimizer):
         ValueError: a parameter is not a matrix.
     """
 
-    def __init__(self, params: Any, *, lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(
+        self, params: Any, *, lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        )
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.ndim not in (2, 3):
@@ -90,7 +94,9 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
-            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            moved = [
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ]
             divided = [parameter for parameter in moved if _divided_by_rows(parameter.grad)]
             for parameter in moved:
                 if not _divided_by_rows(parameter.grad):
@@ -142,7 +148,8 @@ def _alone(ahead: Tensor) -> Tensor:
     if not isinstance(ahead, DTensor):
         return _each(ahead)
     by_matrix = ahead.ndim == 3 and all(
-        isinstance(one, Replicate) or (isinstance(one, Shard | _StridedShard) and one.dim == 0)
+        isinstance(one, Replicate)
+        or (isinstance(one, Shard | _StridedShard) and one.dim == 0)
         for one in ahead.placements
     )
     # one rank has all of it, and asks no group
@@ -184,7 +191,9 @@ def _together(ahead: Sequence[Tensor], ranks: dist.ProcessGroup) -> list[Tensor]
         theirs = [max(0, min(step, rows - one * step)) * columns for one in range(world)]
     like = held[0]
     whole = like.new_empty(sum(theirs))
-    dist.all_to_all_single(whole, torch.cat([one.view(-1) for one in held]), theirs, own, ranks)
+    dist.all_to_all_single(
+        whole, torch.cat([one.view(-1) for one in held]), theirs, own, ranks
+    )
     change = orthogonalize(whole.view(*shape)).contiguous() if whole.numel() else whole
     back = like.new_empty(sum(own))
     dist.all_to_all_single(back, change.view(-1), own, theirs, ranks)

@@ -26,12 +26,16 @@ def learning_rate_factor(spec: OptimSpec, step: int, total_steps: int | None) ->
     if spec.schedule == "constant":
         return rise
     if total_steps is None:
-        raise spec.broken("schedule", f"={spec.schedule!r} needs total_steps, got None; set it")
+        raise spec.broken(
+            "schedule", f"={spec.schedule!r} needs total_steps, got None; set it"
+        )
     start = max(spec.flat_fraction * total_steps, float(spec.warmup_steps))
     length = max(total_steps - start, 1.0)
     progress = min(max((step - start) / length, 0.0), 1.0)
     left = (
-        1.0 - progress if spec.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        1.0 - progress
+        if spec.schedule == "linear"
+        else 0.5 * (1.0 + math.cos(math.pi * progress))
     )
     return rise * (spec.final_fraction + (1.0 - spec.final_fraction) * left)
 

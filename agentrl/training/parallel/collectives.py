@@ -161,7 +161,9 @@ def _exchange_rows(
     rows: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
 ) -> Tensor:
     found = rows.new_empty((sum(received), *rows.shape[1:]))
-    dist.all_to_all_single(found, rows.contiguous(), list(received), list(sent), group=group)
+    dist.all_to_all_single(
+        found, rows.contiguous(), list(received), list(sent), group=group
+    )
     return found
 
 

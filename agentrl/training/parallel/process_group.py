@@ -103,7 +103,9 @@ def store_of(rank: int, host: str, port: int, timeout: timedelta) -> TCPStore:
     """The store at which the ranks of a group meet; rank 0 opens it where ``listen`` did not."""
     if rank == 0 and port in _listening:
         return _listening.pop(port)
-    return TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+    return TCPStore(
+        host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
+    )
 
 
 def join(spec: DistSpec) -> None:

@@ -110,6 +110,11 @@ def divided_parameter(whole: nn.Parameter, mesh: DeviceMesh, dim: int) -> nn.Par
         dim: the dimension that is divided; the mesh's size divides it.
     """
     device = whole.device if whole.is_meta else mesh.device_type
-    own = whole.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()].to(device).contiguous()
+    own = (
+        whole.detach()
+        .chunk(mesh.size(), dim)[mesh.get_local_rank()]
+        .to(device)
+        .contiguous()
+    )
     part = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False)
     return nn.Parameter(part, requires_grad=whole.requires_grad)

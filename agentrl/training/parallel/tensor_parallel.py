@@ -112,7 +112,9 @@ class DividedLinear(nn.Linear):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """``[..., outputs of this rank]``."""
-        return linear(hidden, local(self.weight), None if self.bias is None else local(self.bias))
+        return linear(
+            hidden, local(self.weight), None if self.bias is None else local(self.bias)
+        )
 
 
 class SummedLinear(DividedLinear):
@@ -120,7 +122,10 @@ class SummedLinear(DividedLinear):
     are summed, and the bias, whole on every rank, is added once."""
 
     def __init__(
-        self, whole: nn.Linear, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup
+        self,
+        whole: nn.Linear,
+        parameters: Mapping[str, nn.Parameter],
+        group: dist.ProcessGroup,
     ) -> None:
         super().__init__(whole, parameters)
         self._group = group
@@ -142,7 +147,9 @@ class OneHeadLinear(DividedLinear):
         group: the ranks.
     """
 
-    def __init__(self, whole: nn.Linear, head: int, width: int, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, whole: nn.Linear, head: int, width: int, group: dist.ProcessGroup
+    ) -> None:
         super().__init__(whole, dict(whole.named_parameters()))
         self._first, self._width, self.group = head * width, width, group
 
@@ -190,7 +197,9 @@ class VocabularyEmbedding(nn.Embedding):
         group: the ranks, each with an equal range, in order.
     """
 
-    def __init__(self, whole: nn.Embedding, weight: nn.Parameter, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, whole: nn.Embedding, weight: nn.Parameter, group: dist.ProcessGroup
+    ) -> None:
         # As in ``DividedLinear``: Embedding's own constructor would make a whole weight.
         nn.Module.__init__(self)
         self.num_embeddings, self.embedding_dim = whole.num_embeddings, whole.embedding_dim
@@ -330,7 +339,9 @@ class _Divider:
         for name in ("gate_proj", "up_proj"):
             whole = getattr(layer, name)
             setattr(layer, name, DividedLinear(whole, self.rows(whole)))
-        layer.down_proj = SummedLinear(layer.down_proj, self.columns(layer.down_proj), self.group)
+        layer.down_proj = SummedLinear(
+            layer.down_proj, self.columns(layer.down_proj), self.group
+        )
         layer.register_forward_pre_hook(self._enter, with_kwargs=True)
 
     def rows(self, whole: nn.Module) -> dict[str, nn.Parameter]:

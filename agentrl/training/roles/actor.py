@@ -15,7 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.algorithms import AlgorithmSpec, Correction, OldLogprobs, PolicyInputs, TokenLoss
+from agentrl.algorithms import (
+    AlgorithmSpec,
+    Correction,
+    OldLogprobs,
+    PolicyInputs,
+    TokenLoss,
+)
 from agentrl.algorithms.functions.losses import given
 from agentrl.errors import ConfigError
 from agentrl.store.store_spec import Detail
@@ -218,7 +224,9 @@ class Actor(PolicyRole, LearningRole):
             dtype: as served; None is the spec's own.
         """
         with self.backend.holding("params"):
-            yield from self.backend.weights(self.dtype if dtype is None else torch_dtype(dtype))
+            yield from self.backend.weights(
+                self.dtype if dtype is None else torch_dtype(dtype)
+            )
 
     def _loss(
         self,
@@ -266,7 +274,9 @@ class Actor(PolicyRole, LearningRole):
                 f"AlgorithmSpec declares, {sorted(algorithm.terms)}, got {sorted(outcome.terms)}"
             )
         corrected = weight
-        correction = algorithm.correction(inputs) if algorithm.correction is not None else None
+        correction = (
+            algorithm.correction(inputs) if algorithm.correction is not None else None
+        )
         if correction is not None:
             check_tokens(correction.factor, inputs.logprobs, algorithm.told("correction"))
             corrected = weight * correction.factor.detach()
@@ -284,10 +294,14 @@ class Actor(PolicyRole, LearningRole):
         old_is_sampled = algorithm.old_logprobs == "rollout"
         fresh, stale = packed.fresh_rows, packed.stale_rows
         stats.add_mismatch(inputs, fresh, stale, old_is_sampled=old_is_sampled)
-        columns.add(packed.trained_source, inputs, outcome, correction, algorithm.old_logprobs)
+        columns.add(
+            packed.trained_source, inputs, outcome, correction, algorithm.old_logprobs
+        )
         return loss
 
-    def _auxiliary_loss(self, inputs: PolicyInputs, packed: Packed, stats: StatSum) -> Tensor:
+    def _auxiliary_loss(
+        self, inputs: PolicyInputs, packed: Packed, stats: StatSum
+    ) -> Tensor:
         """Σ coef · mean ℓ over the tokens that auxiliary losses chose, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for one in self.spec.algorithm.auxiliary:

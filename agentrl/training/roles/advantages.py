@@ -51,7 +51,9 @@ def shard_advantages(
     for name, column in columns.items():
         whose = f"{algorithm.told('advantages')} must return {name}"
         if not isinstance(column, Tensor) or column.shape != trained.shape:
-            shape = tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+            shape = (
+                tuple(column.shape) if isinstance(column, Tensor) else type(column).__name__
+            )
             raise TrainingError(
                 f"{whose}, one number for each of the {trained.numel()} tokens, got {shape}; "
                 "return 0 for those that are not trained"
@@ -67,7 +69,8 @@ def shard_advantages(
     if algorithm.normalize_advantages:
         columns["advantages"] = _normalize(columns["advantages"], trained, sum_over_ranks)
     return {
-        name: torch.where(trained, column, 0.0).cpu().numpy() for name, column in columns.items()
+        name: torch.where(trained, column, 0.0).cpu().numpy()
+        for name, column in columns.items()
     }
 
 
@@ -143,7 +146,11 @@ def _in_turn_order(batch: Batch) -> tuple[I64, I64, I64]:
     trained = trained[np.argsort(batch.turn_index[trained], kind="stable")]
     owners = batch.turn_trajectory[batch.turn_index[trained]].astype(np.int64)
     rows = np.arange(batch.num_trajectories)
-    return trained, np.searchsorted(owners, rows), np.searchsorted(owners, rows, side="right")
+    return (
+        trained,
+        np.searchsorted(owners, rows),
+        np.searchsorted(owners, rows, side="right"),
+    )
 
 
 def _normalize(

@@ -37,7 +37,9 @@ _SEEN = 1e-2
 """The gradients that are held apart: those above this share of the model's largest one."""
 
 
-def check_backend(backend: str, model_path: str | Path, *, place: DistSpec | None = None) -> None:
+def check_backend(
+    backend: str, model_path: str | Path, *, place: DistSpec | None = None
+) -> None:
     """Holds a train backend to its contract, by a policy on one rank in this process.
 
     Args:
@@ -53,7 +55,9 @@ def check_backend(backend: str, model_path: str | Path, *, place: DistSpec | Non
     join(where)
     checked = _CheckedBackend(backend, str(model_path), where)
     checked.check()
-    checked.conclude(f"TrainConfig.backend={backend!r}", "backends' contract (docs/training.md)")
+    checked.conclude(
+        f"TrainConfig.backend={backend!r}", "backends' contract (docs/training.md)"
+    )
 
 
 class _CheckedBackend(Contract):
@@ -70,7 +74,9 @@ class _CheckedBackend(Contract):
     def _actor(self, backend: str) -> Actor:
         # grpo's loss of a ratio of 1 has a gradient, and "rollout" needs no other pass
         algorithm = make_algorithm("grpo", {"old_logprobs": "rollout"})
-        return Actor(ActorSpec(self._model_path, algorithm, _OPTIM, backend=backend), self._place)
+        return Actor(
+            ActorSpec(self._model_path, algorithm, _OPTIM, backend=backend), self._place
+        )
 
     def check(self) -> None:
         """All rules, on one actor."""
@@ -81,8 +87,12 @@ class _CheckedBackend(Contract):
             return
         self._information(own.backend)
         self._weights(own, "at first")
-        with self.rule("infer() gives the logprobs of the wanted tokens, also of a frozen model"):
-            frozen = Reference(ReferenceSpec(self._model_path, backend=self._backend), self._place)
+        with self.rule(
+            "infer() gives the logprobs of the wanted tokens, also of a frozen model"
+        ):
+            frozen = Reference(
+                ReferenceSpec(self._model_path, backend=self._backend), self._place
+            )
             wanted = self._plain.logprobs(self._shard)["old_logprobs"]
             _hold_close(own.logprobs(self._shard), {"old_logprobs": wanted})
             _hold_close(frozen.logprobs(self._shard), {"ref_logprobs": wanted})
@@ -113,7 +123,9 @@ class _CheckedBackend(Contract):
             _hold_close(self._update(own), self._update(self._plain))
         with self.rule("run() gives every tensor the gradient of plain"):
             found, wanted = _weights_of(own), _weights_of(self._plain)
-            sizes = {name: float((wanted[name] - before[name]).abs().max()) for name in wanted}
+            sizes = {
+                name: float((wanted[name] - before[name]).abs().max()) for name in wanted
+            }
             floor = _SEEN * max(sizes.values())
             for name, size in sizes.items():
                 off = float((found[name] - wanted[name]).abs().max()) / max(size, floor)
@@ -124,7 +136,9 @@ class _CheckedBackend(Contract):
             info, wanted = backend.info, self._plain.backend.info
             found = (info.num_parameters, info.vocab_size)
             expected = (wanted.num_parameters, wanted.vocab_size)
-            hold(found == expected, f"parameters and vocabulary are {found}, not {expected}")
+            hold(
+                found == expected, f"parameters and vocabulary are {found}, not {expected}"
+            )
             hold(info.length_scale > 0, f"length_scale is {info.length_scale}")
 
     def _weights(self, own: Actor, when: str) -> None:
@@ -133,7 +147,10 @@ class _CheckedBackend(Contract):
             odd = sorted(found.keys() ^ wanted.keys())
             hold(not odd, f"{odd[:1]} is on one side alone")
             for name, tensor in wanted.items():
-                hold(found[name].shape == tensor.shape, f"{name} has shape {found[name].shape}")
+                hold(
+                    found[name].shape == tensor.shape,
+                    f"{name} has shape {found[name].shape}",
+                )
                 same = torch.allclose(found[name], tensor, rtol=_CLOSE, atol=_CLOSE)
                 hold(same, f"{name} differs from that of plain")
         with self.rule(f"checksums() are those of weights(), {when}"):
@@ -149,7 +166,9 @@ class _CheckedBackend(Contract):
         with self.rule("step() only forgets a gradient that is not finite"):
             before = own.checksum("float32")
             rows = own.packed(self._shard)
-            own.backend.run(rows, lambda packed, answer, stats: answer[0].sum() * float("nan"))
+            own.backend.run(
+                rows, lambda packed, answer, stats: answer[0].sum() * float("nan")
+            )
             result = own.backend.step(1.0, None)
             hold(bool(result.not_finite), f"not_finite is {result.not_finite}")
             hold(own.checksum("float32") == before, "weights moved")
@@ -176,16 +195,23 @@ class _CheckedBackend(Contract):
             steps, saved = own.steps, own.checksum()
             self._update(own)
             result = own.save_result(wait=True)
-            hold(result is not None and result.error is None, f"begin_save() came to {result}")
+            hold(
+                result is not None and result.error is None,
+                f"begin_save() came to {result}",
+            )
             other = self._actor(self._backend)
             other.load(folder / "saved")
             hold(other.steps == steps, f"{other.steps} steps were taken, not {steps}")
             hold(other.checksum() == saved, "the weights are not those of begin_save()")
             self._update(other)
-            hold(other.checksum() == own.checksum(), "the next step moves weights elsewhere")
+            hold(
+                other.checksum() == own.checksum(), "the next step moves weights elsewhere"
+            )
         with self.rule("export() writes a Hugging Face folder"):
             own.export(folder / "exported")
-            spec = ActorSpec(str(folder / "exported"), make_algorithm("sft"), backend="plain")
+            spec = ActorSpec(
+                str(folder / "exported"), make_algorithm("sft"), backend="plain"
+            )
             found = Actor(spec, self._place).checksum("float32")
             hold(found == own.checksum("float32"), "plain loads other weights of it")
 
@@ -239,5 +265,7 @@ def _shard(actor: Actor) -> BatchShard:
     )
     layout = Layout(1, 20, actor.facts().length_scale)
     (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout)
-    (shard,) = shards(batch, plan, sample_weights(batch, plan, actor.spec.algorithm.reduction))
+    (shard,) = shards(
+        batch, plan, sample_weights(batch, plan, actor.spec.algorithm.reduction)
+    )
     return shard

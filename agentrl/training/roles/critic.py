@@ -94,12 +94,16 @@ class Critic(LearningRole):
         """
         return self.learn(shard, shard.batch.loss_mask != 0, self._loss, sums=["loss"])
 
-    def _loss(self, packed: Packed, answer: tuple[Tensor, Tensor], stats: StatSum) -> Tensor:
+    def _loss(
+        self, packed: Packed, answer: tuple[Tensor, Tensor], stats: StatSum
+    ) -> Tensor:
         values, final = answer
         trained = packed.trained
         if not trained.numel():
             return (values.sum() + final.sum()) * 0.0
-        old, returns = (given(packed.columns.get(one), one) for one in ("values", "returns"))
+        old, returns = (
+            given(packed.columns.get(one), one) for one in ("values", "returns")
+        )
         inputs = ValueInputs(values[trained], old[trained], returns[trained])
         outcome = self._value_loss(inputs)
         check_tokens(outcome.loss, inputs.values, self.spec.algorithm.told("value_loss"))

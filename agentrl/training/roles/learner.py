@@ -168,7 +168,9 @@ class LearningRole(Role):
         """Write weights, optimizer state and step as they are now, beside what follows; see
         ``TrainBackend.begin_save``."""
         source = Path(self.spec.model_path)
-        self.backend.begin_save(Path(folder), step=self.steps, purpose=self.name, source=source)
+        self.backend.begin_save(
+            Path(folder), step=self.steps, purpose=self.name, source=source
+        )
 
     @register(Dispatch.FIRST, needs=())
     def save_result(self, wait: bool) -> SaveResult | None:
@@ -187,7 +189,9 @@ class LearningRole(Role):
             dtype: as served; None is the spec's own.
         """
         with self.backend.holding("params"):
-            yield from self.backend.parts(self.dtype if dtype is None else torch_dtype(dtype))
+            yield from self.backend.parts(
+                self.dtype if dtype is None else torch_dtype(dtype)
+            )
 
     @register(Dispatch.FIRST)
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:
@@ -213,7 +217,9 @@ def check_tokens(values: object, tokens: Tensor, whose: str) -> None:
         TrainingError: the shapes differ.
     """
     if not isinstance(values, Tensor) or values.shape != tokens.shape:
-        found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+        found = (
+            f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+        )
         raise TrainingError(
             f"{whose} must return one number for each of the {tokens.numel()} trained tokens of a "
             f"micro-batch, got {found}; leave their sum to the algorithm's reduction"

@@ -79,7 +79,9 @@ def check_columns(answers: Sequence[Any], shards: Sequence[BatchShard], whose: s
     """
     for answer, shard in zip(answers, shards, strict=True):
         number = shard.batch.num_tokens
-        wanted = f"{whose} must return a dict of columns, each one finite float for each of the "
+        wanted = (
+            f"{whose} must return a dict of columns, each one finite float for each of the "
+        )
         wanted += f"{number} tokens of its shard, got"
         if not isinstance(answer, dict) or not answer:
             raise TrainingError(f"{wanted} {shown(answer)}; return a dict of arrays")

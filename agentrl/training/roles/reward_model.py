@@ -142,7 +142,9 @@ def _pairs(rows: I64, batch: Batch) -> tuple[I64, I64]:
     groups = batch.group[owners]
     order = np.argsort(groups, kind="stable")
     first, second = (order[batch.rollout_index[owners[order]] == side] for side in (0, 1))
-    if first.size + second.size != rows.size or not np.array_equal(groups[first], groups[second]):
+    if first.size + second.size != rows.size or not np.array_equal(
+        groups[first], groups[second]
+    ):
         raise DataError(
             f"a reward model learns from pairs, one sample each, but {rows.size} samples of a "
             f"micro-batch are {first.size} better and {second.size} other ones"

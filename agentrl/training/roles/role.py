@@ -120,7 +120,9 @@ class Role:
         if not self.replays_routing:
             batch = replace(batch, routed_experts=None)
         if self.spec.reads_policy:
-            batch = replace(batch, token_ids=np.minimum(batch.token_ids, info.vocab_size - 1))
+            batch = replace(
+                batch, token_ids=np.minimum(batch.token_ids, info.vocab_size - 1)
+            )
         shard = replace(shard, batch=batch)
         return PackedMicroBatches(
             shard,

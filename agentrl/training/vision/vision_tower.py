@@ -119,7 +119,9 @@ class VisionTower:
         ConfigError: the folder's image processor cuts other patches than the tower reads.
     """
 
-    def __init__(self, model: Any, folder: Path, run_folder: str | None, mode: VisionMode) -> None:
+    def __init__(
+        self, model: Any, folder: Path, run_folder: str | None, mode: VisionMode
+    ) -> None:
         self.pixels = PixelStore(folder, run_folder)
         self.module = model.visual
         self.is_trained = mode == "trained"
@@ -220,7 +222,9 @@ def check_gradients(twin: Any, named: str) -> None:
     names, parameters = zip(*model.visual.named_parameters(), strict=True)
     with torch.enable_grad():
         levels = _levels(model, [_blank(model.visual.config)], torch.device("cpu"))
-        joined = torch.cat([*levels, torch.zeros(1, levels[0].shape[1], requires_grad=True)])
+        joined = torch.cat(
+            [*levels, torch.zeros(1, levels[0].shape[1], requires_grad=True)]
+        )
         gradients = torch.autograd.grad(joined.sum(), parameters, allow_unused=True)
     missing = [name for name, one in zip(names, gradients, strict=True) if one is None]
     if missing:
@@ -256,5 +260,8 @@ def _in_order(media: Media) -> Media:
 def _ranges(starts: I64, counts: I64) -> I64:
     """``start … start + count - 1`` of each, one after the other."""
     return np.concatenate(
-        [np.arange(start, start + count) for start, count in zip(starts, counts, strict=True)]
+        [
+            np.arange(start, start + count)
+            for start, count in zip(starts, counts, strict=True)
+        ]
     )

@@ -118,7 +118,9 @@ def load_object(text: str, base_dir: str | Path | None = None) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             inner = "" if found is module else f":{getattr(found, '__qualname__', found)}"
-            raise ConfigError(f"{source}{inner} has no {part!r}{did_you_mean(part, dir(found))}")
+            raise ConfigError(
+                f"{source}{inner} has no {part!r}{did_you_mean(part, dir(found))}"
+            )
         found = getattr(found, part)
     return found
 
@@ -151,7 +153,11 @@ def file_modules() -> list[ModuleType]:
 
 def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
     start = "" if base_dir is None else str(base_dir)
-    named = (source, start, "" if os.path.isabs(start) or os.path.isabs(source) else os.getcwd())
+    named = (
+        source,
+        start,
+        "" if os.path.isabs(start) or os.path.isabs(source) else os.getcwd(),
+    )
     loaded = sys.modules.get(_modules_of_files.get(named, ""))
     # Every episode asks for its tools.
     if loaded is not None:
@@ -297,7 +303,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
     except ValueError:
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        return inspect.Signature([inspect.Parameter(kind.name.lower(), kind) for kind in kinds])
+        return inspect.Signature(
+            [inspect.Parameter(kind.name.lower(), kind) for kind in kinds]
+        )
 
 
 def needed_arguments(function: Callable[..., Any]) -> list[str]:
@@ -305,7 +313,8 @@ def needed_arguments(function: Callable[..., Any]) -> list[str]:
     return [
         name
         for name, own in signature_of(function).parameters.items()
-        if own.default is own.empty and own.kind not in (own.VAR_KEYWORD, own.VAR_POSITIONAL)
+        if own.default is own.empty
+        and own.kind not in (own.VAR_KEYWORD, own.VAR_POSITIONAL)
     ]
 
 

@@ -80,11 +80,15 @@ def users_traceback(error: BaseException) -> str:
     root = _root(error)
     trace = root.__traceback__
     # What stands before the user's frames is only how they were called.
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OWN, *_STDLIB)):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(
+        (_OWN, *_STDLIB)
+    ):
         trace = trace.tb_next
     if trace is None or not raised_at(error):
         return ""
-    text = "".join(traceback.format_exception(type(root), root, trace, chain=False)).rstrip()
+    text = "".join(
+        traceback.format_exception(type(root), root, trace, chain=False)
+    ).rstrip()
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}\n ...\n{text[-_LONGEST // 2 :]}"

@@ -158,10 +158,14 @@ def is_series(value: object) -> bool:
     """Whether iterating over it gives one value after the other; of a mapping or set it gives keys,
     in the order that they came in or none, and of a text its letters.
     """
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set)
+    return isinstance(value, Iterable) and not isinstance(
+        value, str | bytes | Mapping | Set
+    )
 
 
-def shown(value: object, longest: int = _LONGEST, spelled: Callable[[object], str] = repr) -> str:
+def shown(
+    value: object, longest: int = _LONGEST, spelled: Callable[[object], str] = repr
+) -> str:
     """The value as text, at most ``longest`` characters of it, without secrets that the cut would
     divide: for an error's message, or where no other text of it is kept.
     """

@@ -47,7 +47,9 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 
 @types.coroutine
 def ended_when_cancelled(
-    work: Coroutine[Any, Any, T], name: Callable[[], str], left: Callable[[], None] = lambda: None
+    work: Coroutine[Any, Any, T],
+    name: Callable[[], str],
+    left: Callable[[], None] = lambda: None,
 ) -> Generator[Any, Any, T]:
     """What ``work`` gives.
 
@@ -255,7 +257,9 @@ def _is_ours(error: BaseException, asked: int) -> bool:
     # Of our handler of signals.
     if isinstance(error, RunInterruptedError):
         return True
-    return isinstance(error, KeyboardInterrupt | GeneratorExit) and not _was_raised_by_hand(error)
+    return isinstance(error, KeyboardInterrupt | GeneratorExit) and not _was_raised_by_hand(
+        error
+    )
 
 
 def _was_raised_by_hand(error: BaseException) -> bool:

@@ -135,7 +135,11 @@ def behaviour(
         second = np.array(sides.second)
         tasks = np.unique(sides.tasks, return_inverse=True)[1] * 2 + second
         frame = _Frame(
-            second, np.unique(tasks, return_inverse=True)[1], sides.ids, sides.rewards, sides.steps
+            second,
+            np.unique(tasks, return_inverse=True)[1],
+            sides.ids,
+            sides.rewards,
+            sides.steps,
         )
         known = Corpus.of(sides.prompts)
         phrases = _changes(Corpus.of(sides.texts), known, frame, rate, limit)
@@ -258,7 +262,9 @@ def _changes(
     return join_overlapping(kept, corpus, limit)
 
 
-def _candidates(corpus: Corpus, counts: NgramCounts, frame: _Frame, rate: float) -> list[Candidate]:
+def _candidates(
+    corpus: Corpus, counts: NgramCounts, frame: _Frame, rate: float
+) -> list[Candidate]:
     """N-grams whose frequencies differ at a first look: no other can pass the test, whose design
     effect only makes p-values larger.
     """
@@ -279,7 +285,9 @@ def _significant(
     sizes = np.bincount(frame.tasks)
     side = np.zeros(sizes.size, dtype=bool)
     side[frame.tasks] = frame.second
-    by_task = (np.bincount(frame.tasks[one.documents], minlength=sizes.size) for one in found)
+    by_task = (
+        np.bincount(frame.tasks[one.documents], minlength=sizes.size) for one in found
+    )
     effects = np.array([design_effect(own, sizes, side) for own in by_task])
     num_a, num_b = frame.sizes
     count_b = np.array([int(frame.second[one.documents].sum()) for one in found])
@@ -313,7 +321,9 @@ class _Middle:
     ) -> None:
         self.steps: list[int] = []
         self.ids: list[str] = []
-        self._having: dict[Candidate, list[bool]] = {one: [] for one in (*phrases, *patterns)}
+        self._having: dict[Candidate, list[bool]] = {
+            one: [] for one in (*phrases, *patterns)
+        }
         for episode in episodes:
             self.steps.append(episode.step)
             self.ids.append(episode.id)

@@ -300,12 +300,16 @@ class _Ranking:
             )
             value = row.value * scale
             share = size / self._absolute
-            own = replace(row, value=value, share=share, text=text, before=before, after=after)
+            own = replace(
+                row, value=value, share=share, text=text, before=before, after=after
+            )
             found.append(own)
         return tuple(found)
 
 
-def _row(own: TrainedTokens, level: Level, unit: int, value: float) -> tuple[BlameRow, _Around]:
+def _row(
+    own: TrainedTokens, level: Level, unit: int, value: float
+) -> tuple[BlameRow, _Around]:
     """One row before it is scaled, and the ids of its texts."""
     ids = own.token_ids
     if level == "trajectory":

@@ -87,7 +87,9 @@ def change_points(
     found = []
     taken = np.zeros(y.size, dtype=bool)
     # A level explains the steps in it that stand out, and of equal changes the first is the onset.
-    order = sorted(_candidates(y, gauge, own, lead), key=lambda one: (not one[2], -one[0], one[1]))
+    order = sorted(
+        _candidates(y, gauge, own, lead), key=lambda one: (not one[2], -one[0], one[1])
+    )
     for size, place, lasts in order:
         if taken[max(0, place - 1) : place + 2].any() or len(found) == _MOST_OF_ONE:
             continue
@@ -127,7 +129,9 @@ def _within(found: ChangePoint, values: F64, stretch: int) -> ChangePoint:
     return ChangePoint(place, found.before, found.after, found.lasts, found.size)
 
 
-def _candidates(y: F64, gauge: Gauge, noise: float, lead: int) -> Iterator[tuple[float, int, bool]]:
+def _candidates(
+    y: F64, gauge: Gauge, noise: float, lead: int
+) -> Iterator[tuple[float, int, bool]]:
     """Size, place and whether it lasts, of what passes every bound."""
     places = np.arange(y.size)
     num_before = np.minimum(places, WINDOW)

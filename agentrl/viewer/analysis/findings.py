@@ -18,7 +18,12 @@ from agentrl.metrics.changes import REWARD, SHARE, Gauge, gauge_of
 from agentrl.metrics.monitors import HealthSpec
 from agentrl.types.arrays import F64
 from agentrl.viewer.analysis.blame import LOGGED, BlameRow, Signal
-from agentrl.viewer.analysis.change_points import LARGEST, LEAST_STEPS, WINDOW, change_points
+from agentrl.viewer.analysis.change_points import (
+    LARGEST,
+    LEAST_STEPS,
+    WINDOW,
+    change_points,
+)
 from agentrl.viewer.index.query import term
 
 FindingKind = Literal["change", "spike", "alert"]
@@ -114,10 +119,14 @@ def findings(
         health: the stage's thresholds.
     """
     found: list[_Onset] = []
-    for step, lasts, change in sorted(_changes(curves, health or HealthSpec()), key=_by_size):
+    for step, lasts, change in sorted(
+        _changes(curves, health or HealthSpec()), key=_by_size
+    ):
         # Of a fault that lasts, metrics of the batch and of what ended since may differ by a step.
         apart = 1 if lasts else 0
-        near = [one for one in found if abs(one.step - step) <= apart and one.lasts >= lasts]
+        near = [
+            one for one in found if abs(one.step - step) <= apart and one.lasts >= lasts
+        ]
         onset = near[0] if near else _Onset(step, lasts)
         if not near:
             found.append(onset)
@@ -131,7 +140,9 @@ def _by_size(found: tuple[int, bool, MetricChange]) -> tuple[float, int, str]:
     return -change.size, step, change.name
 
 
-def _changes(curves: Curves, health: HealthSpec) -> Iterator[tuple[int, bool, MetricChange]]:
+def _changes(
+    curves: Curves, health: HealthSpec
+) -> Iterator[tuple[int, bool, MetricChange]]:
     """Each metric's: the step, whether it lasts, and what changed."""
     nothing = (np.empty(0), np.empty(0))
     steps, episodes = curves.get(_STEPS, nothing)
@@ -139,7 +150,9 @@ def _changes(curves: Curves, health: HealthSpec) -> Iterator[tuple[int, bool, Me
     spreads = curves.get(_SPREAD, nothing)[1]
     # What matters is a low one, since a fault may widen it or leave none; noise is the usual one.
     spreads = spreads[spreads > 0.0]
-    spread, usual = np.quantile(spreads, [0.25, 0.5]).tolist() if spreads.size else (0.0, 0.0)
+    spread, usual = (
+        np.quantile(spreads, [0.25, 0.5]).tolist() if spreads.size else (0.0, 0.0)
+    )
     for name, curve in curves.items():
         gauge = gauge_of(name, health, spread)
         if gauge is None:
@@ -149,7 +162,10 @@ def _changes(curves: Curves, health: HealthSpec) -> Iterator[tuple[int, bool, Me
         counts = groups if name.startswith("group/") else episodes
         if counts.size and _OF_EPISODES.fullmatch(name):
             share = float(np.clip(values.mean(), 0.0, 1.0))
-            noise, lead = float(np.sqrt(share * (1.0 - share) / max(1.0, np.median(counts)))), 1
+            noise, lead = (
+                float(np.sqrt(share * (1.0 - share) / max(1.0, np.median(counts)))),
+                1,
+            )
         if groups.size and REWARD.fullmatch(name):
             # As if the rewards of a group were one.
             noise = usual / float(np.sqrt(max(1.0, np.median(groups))))
@@ -162,7 +178,11 @@ def _changes(curves: Curves, health: HealthSpec) -> Iterator[tuple[int, bool, Me
         if _IDEALLY_0.fullmatch(name) and values.size and not found:
             level = float(np.median(values[:WINDOW]))
             if (size := float(gauge.worth(np.array(level))) / _FROM_THE_FIRST) >= 1.0:
-                yield int(own[0]), True, MetricChange(name, level, level, min(size, LARGEST))
+                yield (
+                    int(own[0]),
+                    True,
+                    MetricChange(name, level, level, min(size, LARGEST)),
+                )
         if _SOURCE.fullmatch(name):
             yield from _gone(name, curve, steps)
 
@@ -189,7 +209,9 @@ def _filled(curve: tuple[F64, F64], steps: F64) -> tuple[F64, F64]:
     return every, filled
 
 
-def _line(onset: _Onset, stage: str | None, worst_token: WorstToken | None) -> OverviewFinding:
+def _line(
+    onset: _Onset, stage: str | None, worst_token: WorstToken | None
+) -> OverviewFinding:
     first, *others = onset.changes
     row = {"step": onset.step, "stage": stage}
     when = f"from step {onset.step} on" if onset.lasts else f"in step {onset.step}"

@@ -180,7 +180,9 @@ def _within(few: U64, many: U64) -> Bools:
 def _counted(length: int, keys: U64, min_support: int) -> NgramCounts:
     # The keys ascend by hash, then by document, so that the documents of an n-gram lie together.
     hashes = keys >> _DOCUMENT_BITS
-    starts = np.flatnonzero(np.concatenate([[True], hashes[1:] != hashes[:-1]])[: keys.size])
+    starts = np.flatnonzero(
+        np.concatenate([[True], hashes[1:] != hashes[:-1]])[: keys.size]
+    )
     sizes = np.diff(np.append(starts, keys.size))
     kept = sizes >= min_support
     chosen = keys[np.repeat(kept, sizes)]
@@ -212,7 +214,9 @@ def _hashes(words: I32, most: int) -> Iterator[U64]:
     hashes = own
     for length in range(1, most + 1):
         if length > 1:
-            hashes = (hashes[:-1] ^ (hashes[:-1] >> np.uint64(31))) * _FACTOR + own[length - 1 :]
+            hashes = (hashes[:-1] ^ (hashes[:-1] >> np.uint64(31))) * _FACTOR + own[
+                length - 1 :
+            ]
         yield hashes
 
 
@@ -306,7 +310,8 @@ def _bounded(words: Words) -> Words | None:
 
 def _holds(long: Words, short: Words) -> bool:
     return any(
-        long[start : start + len(short)] == short for start in range(len(long) - len(short) + 1)
+        long[start : start + len(short)] == short
+        for start in range(len(long) - len(short) + 1)
     )
 
 
@@ -321,4 +326,6 @@ def _alike(one: I64, other: I64) -> bool:
 def _occurs(corpus: Corpus, words: Words, documents: I64) -> bool:
     """Whether nearly all of some of the documents have the sequence."""
     looked = documents[:50].tolist()
-    return sum(corpus.occurs(document, words) for document in looked) >= _ALIKE * len(looked)
+    return sum(corpus.occurs(document, words) for document in looked) >= _ALIKE * len(
+        looked
+    )

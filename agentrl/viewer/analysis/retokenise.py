@@ -129,7 +129,9 @@ def retokenise(
         raise DataError(
             f"trajectory {trajectory.id!r} has turns 0 to {len(trajectory.turns) - 1}, got {turn}"
         )
-    turns = tuple(one.turns[-1] for one in trajectory.samples()) if turn is None else (turn,)
+    turns = (
+        tuple(one.turns[-1] for one in trajectory.samples()) if turn is None else (turn,)
+    )
     differences: dict[int, Difference] = {}
     compared = []
     for own in turns:
@@ -152,7 +154,9 @@ def _all_of(compared: Sequence[TemplateComparison]) -> TemplateComparison:
     missing = "; ".join(dict.fromkeys(one.missing for one in compared if one.missing))
     if missing or not compared:
         return TemplateComparison(None, missing or "the episode has no turn with ids")
-    found = {difference.start: difference for one in compared for difference in one.differences}
+    found = {
+        difference.start: difference for one in compared for difference in one.differences
+    }
     return TemplateComparison(not found, "", tuple(found[start] for start in sorted(found)))
 
 
@@ -163,10 +167,14 @@ class _Recorded:
         path = trajectory.path(turn)
         segments = [(index, s) for index in path for s in trajectory.turns[index].segments]
         self.tokenizer = tokenizer
-        self.ids: list[int] = [i for _, segment in segments for i in segment.token_ids.tolist()]
+        self.ids: list[int] = [
+            i for _, segment in segments for i in segment.token_ids.tolist()
+        ]
         added = [sum(len(segment) for segment in one.segments) for one in trajectory.turns]
         ends = np.cumsum(added).tolist()
-        self.places = [place for own in path for place in range(ends[own] - added[own], ends[own])]
+        self.places = [
+            place for own in path for place in range(ends[own] - added[own], ends[own])
+        ]
         """The place of each id among all tokens of the trajectory."""
         sizes = [len(segment) for _, segment in segments]
         self._turns = np.repeat([index for index, _ in segments], sizes).tolist()
@@ -179,7 +187,9 @@ class _Recorded:
     def text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def differences(self, ids: Sequence[int], again: Sequence[int]) -> tuple[Difference, ...]:
+    def differences(
+        self, ids: Sequence[int], again: Sequence[int]
+    ) -> tuple[Difference, ...]:
         return tuple(
             self._difference(ids, again, span) for span in differing(ids, again, self.text)
         )
@@ -215,7 +225,9 @@ class _Recorded:
             why=CAUSES[cause],
         )
 
-    def _cause(self, own: list[int], theirs: list[int], text: str, other: str) -> Cause | None:
+    def _cause(
+        self, own: list[int], theirs: list[int], text: str, other: str
+    ) -> Cause | None:
         """Why the ids differ; None where only the split does."""
         if any(self.tokenizer.id_to_token(token) is None for token in own):
             return "unknown_id"
@@ -246,8 +258,12 @@ def _compare_template(
 ) -> TemplateComparison:
     if template is None:
         return TemplateComparison(None, "the run has no chat template among its blobs")
-    if any(segment.kind is SegmentKind.TARGET for segment in trajectory.turns[turn].completion):
-        return TemplateComparison(None, "a demonstration is no turn that an engine was given")
+    if any(
+        segment.kind is SegmentKind.TARGET for segment in trajectory.turns[turn].completion
+    ):
+        return TemplateComparison(
+            None, "a demonstration is no turn that an engine was given"
+        )
     messages = _conversation(trajectory, turn)
     now = trajectory.turns[turn].started_at
     try:
@@ -257,7 +273,9 @@ def _compare_template(
         return TemplateComparison(None, str(error))
     again = recorded.tokenizer.encode(text, add_special_tokens=False).ids
     given = recorded.ids[: recorded.num_input]
-    differences = tuple(recorded.of_template(one) for one in recorded.differences(given, again))
+    differences = tuple(
+        recorded.of_template(one) for one in recorded.differences(given, again)
+    )
     return TemplateComparison(not differences, "", differences)
 
 
@@ -275,7 +293,9 @@ def _offered_tools(turn: Turn, kept: Mapping[str, bytes]) -> list[dict[str, Any]
     try:
         tools = from_json(kept[named.sha256])
     except ValueError as error:
-        raise DataError(f"the run's tools on offer are no JSON ({named}): {error}") from error
+        raise DataError(
+            f"the run's tools on offer are no JSON ({named}): {error}"
+        ) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise DataError(f"the run's tools on offer are no list of objects ({named})")
     return tools
@@ -302,7 +322,9 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, list):
         content = [
-            {"type": "image"} if "image" in part else {"type": "text", "text": part.get("text", "")}
+            {"type": "image"}
+            if "image" in part
+            else {"type": "text", "text": part.get("text", "")}
             for part in content
         ]
     return {**message, "content": content}

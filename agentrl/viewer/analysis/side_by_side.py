@@ -15,7 +15,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from agentrl.store import Annotation, TokenArrays
-from agentrl.types import CallRecord, SegmentKind, Trajectory, Turn, concat_ids, content_text
+from agentrl.types import (
+    CallRecord,
+    SegmentKind,
+    Trajectory,
+    Turn,
+    concat_ids,
+    content_text,
+)
 from agentrl.types.arrays import common_prefix
 
 _T = TypeVar("_T")
@@ -93,13 +100,17 @@ def _mean_advantages(
     """By agent; "" is the agent of a turn that names none."""
     advantages = np.asarray(annotation.arrays["advantages"], dtype=np.float64)
     weight = annotation.arrays.get("loss_weight")
-    trained = np.ones(advantages.size, dtype=bool) if weight is None else np.asarray(weight) != 0
+    trained = (
+        np.ones(advantages.size, dtype=bool) if weight is None else np.asarray(weight) != 0
+    )
     turns = tokens.turn_index[tokens.kinds == SegmentKind.POLICY]
     if not turns.size == advantages.size == trained.size:
         # of another record of this id
         return {}
     own: dict[str, list[float]] = {}
-    for turn, advantage in zip(turns[trained].tolist(), advantages[trained].tolist(), strict=True):
+    for turn, advantage in zip(
+        turns[trained].tolist(), advantages[trained].tolist(), strict=True
+    ):
         own.setdefault(agents[turn] if turn < len(agents) else "", []).append(advantage)
     return {agent: float(np.mean(values)) for agent, values in own.items()}
 
@@ -229,7 +240,8 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, dict[str
 def _aligned(a: Trajectory, b: Trajectory) -> Iterator[tuple[int | None, int | None]]:
     numbers: dict[tuple[Any, ...], int] = {}
     turns_a, turns_b = (
-        [numbers.setdefault(_key(turn), len(numbers)) for turn in one.turns] for one in (a, b)
+        [numbers.setdefault(_key(turn), len(numbers)) for turn in one.turns]
+        for one in (a, b)
     )
     for tag, i1, i2, j1, j2 in _opcodes(turns_a, turns_b, autojunk=False):
         if tag == "equal":
@@ -300,7 +312,8 @@ def _parts(turn: Turn) -> dict[str, Any]:
     return {
         "agent": turn.agent,
         "observed": "\n".join(
-            f"{message['role']}: {content_text(message['content'])}" for message in turn.observed
+            f"{message['role']}: {content_text(message['content'])}"
+            for message in turn.observed
         ),
         "text": turn.text,
         "calls": "\n".join(_call(call) for call in turn.calls),
@@ -311,8 +324,14 @@ def _parts(turn: Turn) -> dict[str, Any]:
 
 def _call(record: CallRecord) -> str:
     """A call without what no two runs share: its latency."""
-    call = f"{record.call.name}({dict(record.call.arguments)!r})" if record.call else "(unreadable)"
-    problem = f" problem {record.problem.kind}: {record.problem.detail}" if record.problem else ""
+    call = (
+        f"{record.call.name}({dict(record.call.arguments)!r})"
+        if record.call
+        else "(unreadable)"
+    )
+    problem = (
+        f" problem {record.problem.kind}: {record.problem.detail}" if record.problem else ""
+    )
     result = record.result
     if result is None:
         return f"{call}{problem} -> none"
@@ -350,7 +369,9 @@ def _changes(a: str, b: str) -> list[list[str]]:
 
 
 def _first_divergence(a: Trajectory, b: Trajectory) -> dict[str, Any] | None:
-    ids_a, ids_b = (concat_ids(s for turn in one.turns for s in turn.segments) for one in (a, b))
+    ids_a, ids_b = (
+        concat_ids(s for turn in one.turns for s in turn.segments) for one in (a, b)
+    )
     token = common_prefix(ids_a, ids_b)
     if token == ids_a.size == ids_b.size:
         return None

@@ -45,7 +45,9 @@ def proportion_z(count_a: I64, num_a: int, count_b: I64, num_b: int) -> F64:
     pooled = (count_a + count_b) / (num_a + num_b)
     variance = pooled * (1.0 - pooled) * (1.0 / num_a + 1.0 / num_b)
     change = count_b / num_b - count_a / num_a
-    return np.divide(change, np.sqrt(variance), out=np.zeros(change.shape), where=variance > 0)
+    return np.divide(
+        change, np.sqrt(variance), out=np.zeros(change.shape), where=variance > 0
+    )
 
 
 def fisher_p(count_a: I64, num_a: I64, count_b: I64, num_b: I64) -> F64:
@@ -57,7 +59,9 @@ def fisher_p(count_a: I64, num_a: I64, count_b: I64, num_b: I64) -> F64:
     return np.array([_fisher(log_factorial, *row) for row in rows], dtype=np.float64)
 
 
-def _fisher(log_factorial: F64, count_a: int, num_a: int, count_b: int, num_b: int) -> float:
+def _fisher(
+    log_factorial: F64, count_a: int, num_a: int, count_b: int, num_b: int
+) -> float:
     total = count_a + count_b
     low = max(0, total - num_b)
     in_a = np.arange(low, min(num_a, total) + 1)

@@ -12,7 +12,14 @@ from agentrl.guards.parsing import mapping
 
 EpisodeKind = Literal["generate", "wait", "environment", "tool", "score", "between"]
 
-_RANKS: tuple[EpisodeKind, ...] = ("between", "generate", "environment", "wait", "tool", "score")
+_RANKS: tuple[EpisodeKind, ...] = (
+    "between",
+    "generate",
+    "environment",
+    "wait",
+    "tool",
+    "score",
+)
 """Of two that last at one time the later one has the moment."""
 
 
@@ -48,7 +55,9 @@ def shares(spans: Sequence[Span], start: float, end: float) -> list[Share]:
     """
     waiting = sorted((max(span.start, start), i) for i, span in enumerate(spans))
     waiting = [(at, i) for at, i in waiting if at < min(spans[i].end, end)]
-    cuts = sorted({*(at for at, _ in waiting), *(min(spans[i].end, end) for _, i in waiting)})
+    cuts = sorted(
+        {*(at for at, _ in waiting), *(min(spans[i].end, end) for _, i in waiting)}
+    )
     found: list[Share] = []
     lasting: list[tuple[float, float, int]] = []
     place = 0
@@ -132,7 +141,9 @@ def _items(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _span(kind: EpisodeKind, start: float, lasted: float, version: int | None = None) -> Span:
+def _span(
+    kind: EpisodeKind, start: float, lasted: float, version: int | None = None
+) -> Span:
     return Span(kind, start, start + lasted, version, _RANKS.index(kind))
 
 

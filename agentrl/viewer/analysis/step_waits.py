@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from agentrl.viewer.analysis.spans import Span, shares
 
 OTHER = "other"
-LOOP_PHASES = (*("wait_rollout", "rollout", "logprobs", "update", "publish", "eval", "checkpoint"),)
+LOOP_PHASES = (
+    *("wait_rollout", "rollout", "logprobs", "update", "publish", "eval", "checkpoint"),
+)
 """Phases that follow one another in the training loop; others last within them. Older runs have
 ``rollout`` for the first.
 """
@@ -91,7 +93,11 @@ def waits_of_sums(step_s: float, by_phase: Mapping[str, float]) -> list[Wait]:
     """The same where nobody told when the phases were: each of the loop has its seconds, but at
     most what those before it leave.
     """
-    own = [Wait(name, "", by_phase[name]) for name in LOOP_PHASES if by_phase.get(name, 0.0) > 0]
+    own = [
+        Wait(name, "", by_phase[name])
+        for name in LOOP_PHASES
+        if by_phase.get(name, 0.0) > 0
+    ]
     return _summed(step_s, own)
 
 

@@ -15,7 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from agentrl.errors import StoreError
-from agentrl.store import NoTrajectoryError, RunDirectory, TrajectoryReader, TrajectorySummary
+from agentrl.store import (
+    NoTrajectoryError,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectorySummary,
+)
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.shard import shard_file
 from agentrl.store.trajectories.columns import ARRAYS
@@ -114,7 +119,9 @@ def add_texts(
         ConfigError: a name is neither a field nor a text.
         StoreError: a file is damaged.
     """
-    texts = [name for name in names if name in TEXTS or not named_field(name, fields, "columns")]
+    texts = [
+        name for name in names if name in TEXTS or not named_field(name, fields, "columns")
+    ]
     by_id = {row["id"]: row for row in rows} if texts else {}
     places = [Place(row["id"], row["step"], row["recorded_at"]) for row in by_id.values()]
     for stored in stored_rows(run, reader, places, [TEXTS[name] for name in texts]):
@@ -187,5 +194,7 @@ def _call(record: Mapping[str, Any]) -> str:
     result = record["result"] or {}
     problem = record["problem"] or {}
     name = call.get("name") or result.get("name") or UNREADABLE
-    outcome = problem.get("kind") or result.get("error") or ("ok" if result else "no result")
+    outcome = (
+        problem.get("kind") or result.get("error") or ("ok" if result else "no result")
+    )
     return f"{name} {outcome}"

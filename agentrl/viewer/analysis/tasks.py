@@ -56,7 +56,9 @@ def task_changes(a: ByTask, b: ByTask, earlier: ByTask) -> dict[str, Any]:
         }
 
     rows = [row(task) for task in sorted(b)]
-    changed = [one for one in rows if one["z"] is not None and one["mean_b"] < one["mean_a"]]
+    changed = [
+        one for one in rows if one["z"] is not None and one["mean_b"] < one["mean_a"]
+    ]
     tried = {task: own.solved for task, own in earlier.items()}
     new = [one for one in rows if one["solved_b"] and tried.get(one["task"]) == 0]
     never = [one for one in rows if not one["solved_b"] and not tried.get(one["task"])]

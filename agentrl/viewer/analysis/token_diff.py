@@ -37,7 +37,9 @@ class DifferingSpan:
     other_end: int
 
 
-def differing(one: Sequence[int], other: Sequence[int], decode: Decode) -> list[DifferingSpan]:
+def differing(
+    one: Sequence[int], other: Sequence[int], decode: Decode
+) -> list[DifferingSpan]:
     """The differences of two sequences, in order."""
     spans: list[DifferingSpan] = []
     i = j = 0
@@ -139,7 +141,9 @@ def _between(
     """The parts of both between stretches of ``grams`` ids that each has once, in an order that
     both have."""
     places = _once(other, grams)
-    shared = [(at, places[gram]) for gram, at in _once(one, grams).items() if gram in places]
+    shared = [
+        (at, places[gram]) for gram, at in _once(one, grams).items() if gram in places
+    ]
     start = other_start = 0
     for at, other_at in _rising(shared):
         if at < start or other_at < other_start:

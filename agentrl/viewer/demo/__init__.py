@@ -43,7 +43,9 @@ def unpack_demo(cache: Path | None = None) -> Path:
         why = error.strerror
         raise DataError(f"{PACK} cannot be read: {why}; install agentrl again") from error
     if (found := hashlib.sha256(packed).hexdigest()) != expected:
-        raise DataError(f"{PACK} must have the hash {expected}, got {found}; install agentrl again")
+        raise DataError(
+            f"{PACK} must have the hash {expected}, got {found}; install agentrl again"
+        )
     # the last part is what people see as the run's name
     name = Path(f"demo-{expected[:16]}") / "demo"
     folder = (user_cache() if cache is None else cache) / name
@@ -80,5 +82,7 @@ def _listed() -> dict[str, Any]:
     try:
         listed: dict[str, Any] = json.loads(PLANTED.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{PLANTED} cannot be read: {error}; install agentrl again") from error
+        raise DataError(
+            f"{PLANTED} cannot be read: {error}; install agentrl again"
+        ) from error
     return listed

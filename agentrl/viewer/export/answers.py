@@ -117,7 +117,9 @@ class Redaction:
         return kept
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        return [match.span() for pattern in self._patterns for match in pattern.finditer(text)]
+        return [
+            match.span() for pattern in self._patterns for match in pattern.finditer(text)
+        ]
 
 
 _SIMPLE = re.compile(r'([a-z_]+:("[^"]*"|[^\s",*]+)( |$))*')
@@ -236,7 +238,9 @@ class ExportedAnswers:
         """
         view = run_view(self._run)
         if self._redaction and view["damage"]:
-            view["damage"] = ["the export named what, which this redacted file does not quote"]
+            view["damage"] = [
+                "the export named what, which this redacted file does not quote"
+            ]
         return view
 
     def _overview(self) -> dict[str, Any]:

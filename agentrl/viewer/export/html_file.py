@@ -54,7 +54,9 @@ def _url(text: str) -> str:
 
 def _rewritten(static: Path, name: str) -> str:
     text = _read(static, name)
-    text = _WORKER.sub(lambda found: f'"{_standalone(static, _target(name, found[1]), ())}"', text)
+    text = _WORKER.sub(
+        lambda found: f'"{_standalone(static, _target(name, found[1]), ())}"', text
+    )
     return _IMPORT.sub(lambda found: f'{found[1]}"{PREFIX}{_target(name, found[2])}"', text)
 
 
@@ -65,7 +67,9 @@ def _standalone(static: Path, name: str, within: tuple[str, ...]) -> str:
     deeper = (*within, name)
     return _url(
         _IMPORT.sub(
-            lambda found: f'{found[1]}"{_standalone(static, _target(name, found[2]), deeper)}"',
+            lambda found: (
+                f'{found[1]}"{_standalone(static, _target(name, found[2]), deeper)}"'
+            ),
             _read(static, name),
         )
     )
@@ -129,7 +133,12 @@ class Exported:
 
 
 def export_html(
-    run: OpenRun, out: Path, *, query: str = "", limit: int = MOST, redact: Iterable[str] = ()
+    run: OpenRun,
+    out: Path,
+    *,
+    query: str = "",
+    limit: int = MOST,
+    redact: Iterable[str] = (),
 ) -> Exported:
     """Writes the file.
 
@@ -146,16 +155,22 @@ def export_html(
         StoreError: the run cannot be read, or the file not written.
     """
     if not 1 <= limit <= MOST:
-        raise ConfigError(f"--limit must be from 1 to {MOST}, which a browser opens, got {limit}")
+        raise ConfigError(
+            f"--limit must be from 1 to {MOST}, which a browser opens, got {limit}"
+        )
     redaction = Redaction(redact)
     page = run.index().page(query, "-step", limit=limit)
     if not page.rows:
-        raise DataError(f"the run {run.name} has no trajectory of the query {query!r} to export")
+        raise DataError(
+            f"the run {run.name} has no trajectory of the query {query!r} to export"
+        )
     answers = ExportedAnswers(run, page.rows, redaction)
     answers.collect()
     damage = tuple(dict.fromkeys([*run.damage(), *answers.damage]))
     if not answers.rows:
-        raise DataError(f"no trajectory of {run.name} to export can be read: {'; '.join(damage)}")
+        raise DataError(
+            f"no trajectory of {run.name} to export can be read: {'; '.join(damage)}"
+        )
     icon = (STATIC / "icon.svg").read_bytes()
     kept = {
         "answers": answers.packed,

@@ -72,7 +72,9 @@ def file_system_type(path: Path, mounts: str | None = None) -> str:
     """
     if mounts is None:
         try:
-            mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+            mounts = Path("/proc/self/mountinfo").read_text(
+                encoding="utf-8", errors="replace"
+            )
         except OSError:
             return ""
     whole = Path(os.path.realpath(path))
@@ -256,7 +258,9 @@ class IndexDatabase:
         ):
             self._move(error)
         else:
-            raise StoreError(f"the index {self.place} failed: {error}; remove it") from error
+            raise StoreError(
+                f"the index {self.place} failed: {error}; remove it"
+            ) from error
         self._open_somewhere()
 
     def close(self) -> None:
@@ -272,8 +276,14 @@ class IndexDatabase:
     def _move(self, error: sqlite3.Error) -> None:
         if self.place == MEMORY:
             raise StoreError(f"the index in memory failed: {error}") from error
-        told = {"event": "index_moved", "folder": str(Path(self.place).parent), "why": str(error)}
-        logger.warning("no index in %s: %s; it lies elsewhere", self.place, error, extra=told)
+        told = {
+            "event": "index_moved",
+            "folder": str(Path(self.place).parent),
+            "why": str(error),
+        }
+        logger.warning(
+            "no index in %s: %s; it lies elsewhere", self.place, error, extra=told
+        )
         self._remove()
         self.place = next(self._places)
 

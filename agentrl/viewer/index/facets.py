@@ -60,7 +60,9 @@ class FacetColumns:
         words = [name for name in names if name in self._words]
         return {
             "columns": {name: self._counts(name, keys) for name in words},
-            "histograms": {n: self._histogram(n, keys) for n in names if n not in self._words},
+            "histograms": {
+                n: self._histogram(n, keys) for n in names if n not in self._words
+            },
         }
 
     def _grow(self, size: int) -> None:

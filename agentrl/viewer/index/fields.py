@@ -125,7 +125,12 @@ _DECLARED = (
     _stored("env", "The environment.", counted=True),
     _stored("turns", "Model calls.", "num_turns", **_SEEN),
     _stored("tokens", "All tokens that its turns add.", "num_tokens", **_SEEN),
-    _stored("policy_tokens", "Tokens that the policy sampled.", "num_policy_tokens", counted=True),
+    _stored(
+        "policy_tokens",
+        "Tokens that the policy sampled.",
+        "num_policy_tokens",
+        counted=True,
+    ),
     _stored("calls", "Tool calls.", "num_calls", counted=True, indexed=True),
     _stored("tool_errors", "Calls that failed.", "num_tool_errors", **_SEEN),
     _stored(
@@ -137,9 +142,14 @@ _DECLARED = (
         counted=True,
     ),
     _stored(
-        "version", "Oldest policy version among its tokens.", "policy_version_min", counted=True
+        "version",
+        "Oldest policy version among its tokens.",
+        "policy_version_min",
+        counted=True,
     ),
-    _stored("newest_version", "Newest policy version among its tokens.", "policy_version_max"),
+    _stored(
+        "newest_version", "Newest policy version among its tokens.", "policy_version_max"
+    ),
     Field(
         "staleness",
         "integer",
@@ -269,7 +279,11 @@ def named_field(name: str, fields: Mapping[str, Field], what: str) -> Field:
 
 def joined(values: object) -> str:
     """A list as its column holds it."""
-    names = [str(value) for value in values] if isinstance(values, list | tuple | Mapping) else []
+    names = (
+        [str(value) for value in values]
+        if isinstance(values, list | tuple | Mapping)
+        else []
+    )
     return SEPARATOR + SEPARATOR.join(names) + SEPARATOR if names else ""
 
 

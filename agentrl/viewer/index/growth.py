@@ -64,7 +64,9 @@ class Growth:
         removed: whether trajectories went, or shards were rewritten.
     """
 
-    def __init__(self, run: RunDirectory, snapshot: Snapshot, writer: sqlite3.Connection) -> None:
+    def __init__(
+        self, run: RunDirectory, snapshot: Snapshot, writer: sqlite3.Connection
+    ) -> None:
         self._run = run
         self._files = snapshot
         self._sql = writer
@@ -74,7 +76,9 @@ class Growth:
                 "SELECT key, path, size, modified FROM files"
             )
         }
-        (last,) = writer.execute("SELECT value FROM counters WHERE name = 'change'").fetchone()
+        (last,) = writer.execute(
+            "SELECT value FROM counters WHERE name = 'change'"
+        ).fetchone()
         self._first = last + 1
         self._change = last + 1
         self._newest_file = max((key for key, _ in self._known.values()), default=0)
@@ -130,7 +134,9 @@ class Growth:
                     self._sql.execute("BEGIN IMMEDIATE")
                     self._change += 1
                 part = new[start : start + _SHARDS_A_COMMIT]
-                for path, (rows, damage) in zip(part, readers.map(self._read, part), strict=True):
+                for path, (rows, damage) in zip(
+                    part, readers.map(self._read, part), strict=True
+                ):
                     key, known = self._file(path)
                     self._put(rows, key)
                     if known.modified:
@@ -162,7 +168,9 @@ class Growth:
         files = self._files
         if self._changed(files.resumes):
             # what a resume took back is no longer learned: all are taken anew
-            gone = ", ".join(f"{in_sql(name)} = NULL" for name in (*self._learned, "annotated"))
+            gone = ", ".join(
+                f"{in_sql(name)} = NULL" for name in (*self._learned, "annotated")
+            )
             sql = f"UPDATE trajectories SET {gone}, change = ? WHERE annotated IS NOT NULL"
             self._sql.execute(sql, (self._change,))
             for path in (*files.live_annotations, *files.sealed_annotations):
@@ -236,7 +244,9 @@ class Growth:
             same = {one.lower() for one in self._found}
             if len(same) < _MOST_FOUND and name.lower() not in same:
                 # a whole number comes back as one
-                self._sql.execute(f"ALTER TABLE trajectories ADD COLUMN {in_sql(name)} NUMERIC")
+                self._sql.execute(
+                    f"ALTER TABLE trajectories ADD COLUMN {in_sql(name)} NUMERIC"
+                )
                 self._found[name] = None
         if not new:
             return numbers
@@ -264,14 +274,19 @@ class Growth:
         self._sql.execute(f"{_JOIN} AND change >= :first", new_rows)
         self._sql.executemany(
             f"{_JOIN} AND ledger.group_index = :group AND ledger.rollout_index = :rollout",
-            ({**change, "group": group, "rollout": rollout} for group, rollout, *_ in moved),
+            (
+                {**change, "group": group, "rollout": rollout}
+                for group, rollout, *_ in moved
+            ),
         )
 
     def _take_notes(self) -> None:
         if all(self._file(path)[1] == state for path, state in self._files.notes.items()):
             sql = "SELECT 1 FROM trajectories WHERE change >= ? LIMIT 1"
             none_new = self._sql.execute(sql, (self._first,)).fetchone() is None
-            gone = any(p.startswith("notes/") and p not in self._files.notes for p in self._known)
+            gone = any(
+                p.startswith("notes/") and p not in self._files.notes for p in self._known
+            )
             if (none_new or not self._files.notes) and not gone:
                 return
         labels, damage = note_labels(self._run)
@@ -283,7 +298,10 @@ class Growth:
         }
         self._sql.executemany(
             "UPDATE trajectories SET note = ?, change = ? WHERE id = ?",
-            ((text, self._change, trajectory_id) for trajectory_id, text in changed.items()),
+            (
+                (text, self._change, trajectory_id)
+                for trajectory_id, text in changed.items()
+            ),
         )
         for path, state in self._files.notes.items():
             own = "; ".join(text for text in damage if path in text)
@@ -311,7 +329,8 @@ class Growth:
         # what was learned is of the record that it was learned of
         same = "CASE WHEN excluded.recorded_at = trajectories.recorded_at THEN"
         put += [
-            f"{name} = {same} {name} END" for name in (*map(in_sql, self._learned), "annotated")
+            f"{name} = {same} {name} END"
+            for name in (*map(in_sql, self._learned), "annotated")
         ]
         return (
             f"INSERT INTO trajectories ({', '.join(columns)}) "

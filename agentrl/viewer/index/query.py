@@ -26,7 +26,9 @@ _LONGEST_TERM = 1000
 _TERM = re.compile(
     r"(?P<name>[A-Za-z_]\w*(?:\.[^\s:<>=!()\"]+)?)(?P<operator>:|<=|>=|!=|<|>|=)", re.ASCII
 )
-_NUMBER = re.compile(r"(?P<digits>-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)(?P<unit>[kKM]?)", re.ASCII)
+_NUMBER = re.compile(
+    r"(?P<digits>-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)(?P<unit>[kKM]?)", re.ASCII
+)
 _RANGE = re.compile(r"(?P<low>.*?)\.\.(?P<high>.*)")
 _WORD = re.compile(r"[^\s()\"]+")
 _QUOTED = re.compile(r'"((?:\\["\\]|[^"])*+)"')
@@ -147,7 +149,9 @@ class _Parser:
         if character == "-":
             self._at += 1
             if self._at == len(self._text) or self._text[self._at].isspace():
-                raise self._error("'-' must stand before a condition", "write -status:failed")
+                raise self._error(
+                    "'-' must stand before a condition", "write -status:failed"
+                )
             # a condition on a value that is missing does not hold, so its contrary does
             return f"({self._nested(self._part)} IS NOT TRUE)"
         if character != "(":
@@ -201,7 +205,9 @@ class _Parser:
         if found is not None and self._takes_any:
             return replace(found, operand="NULL")
         self._at = start
-        remedy = meant(name, [*self._fields, "text"], "; to search for text, put it in quotes")
+        remedy = meant(
+            name, [*self._fields, "text"], "; to search for text, put it in quotes"
+        )
         if name in TEXTS:
             remedy = "; a text is searched by text:WORD"
         raise QueryError(
@@ -222,7 +228,11 @@ class _Parser:
         if operator in (":", "=") and value.text in ("none", "any"):
             return f"({field.sql} IS {'NULL' if value.text == 'none' else 'NOT NULL'})"
         ranged = _RANGE.fullmatch(value.text)
-        if ranged is not None and operator in (":", "=") and (ranged["low"] or ranged["high"]):
+        if (
+            ranged is not None
+            and operator in (":", "=")
+            and (ranged["low"] or ranged["high"])
+        ):
             return self._range(name, field, ranged, value)
         sign = "=" if operator == ":" else operator
         self._parameters.append(self._parsed(name, value.text, value))

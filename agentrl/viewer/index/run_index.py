@@ -181,7 +181,11 @@ class RunIndex(Closing):
             found = run(
                 f"SELECT {columns} FROM ({keys}) CROSS JOIN trajectories ON key = place "
                 f"ORDER BY {_order(sort, fields)}",
-                (*parsed.parameters, -1 if limit is None else max(0, limit), max(0, offset)),
+                (
+                    *parsed.parameters,
+                    -1 if limit is None else max(0, limit),
+                    max(0, offset),
+                ),
             )
             return Page(total, [_shown(fields, row) for row in found])
 
@@ -208,7 +212,9 @@ class RunIndex(Closing):
         sql = f"SELECT {names} FROM trajectories WHERE {parsed.sql} ORDER BY {order}"
 
         def read() -> list[Place]:
-            return list(map(Place._make, self._database.reader.execute(sql, parsed.parameters)))
+            return list(
+                map(Place._make, self._database.reader.execute(sql, parsed.parameters))
+            )
 
         return self._read(parsed, read)
 
@@ -257,7 +263,11 @@ class RunIndex(Closing):
         """
         fields = self.fields()
         parsed = self._parsed(query, fields)
-        chosen = [name for name, own in FIELDS.items() if own.counted] if names is None else names
+        chosen = (
+            [name for name, own in FIELDS.items() if own.counted]
+            if names is None
+            else names
+        )
         counted = [named_field(name, fields, "facets") for name in chosen]
 
         def read() -> dict[str, Any]:
@@ -364,7 +374,9 @@ class RunIndex(Closing):
 
         return self._recovering(work)
 
-    def _put_matches(self, found: Mapping[str, Sequence[Match]], state: tuple[int, int]) -> None:
+    def _put_matches(
+        self, found: Mapping[str, Sequence[Match]], state: tuple[int, int]
+    ) -> None:
         run = self._database.reader
         run.execute("BEGIN")
         if len(self._matched) > _KEPT_NEEDLES:
@@ -436,7 +448,9 @@ class RunIndex(Closing):
             self._facets = FacetColumns(asked.values())
             change = 0
         if change < counters["change"]:
-            names = ", ".join(["key", *(field.column for field in self._facets.fields.values())])
+            names = ", ".join(
+                ["key", *(field.column for field in self._facets.fields.values())]
+            )
             sql = f"SELECT {names} FROM trajectories WHERE change > ?"
             found = run.execute(sql, (change,))
             while rows := found.fetchmany(_ROWS_AT_ONCE):
@@ -458,7 +472,9 @@ def _order(sort: str, fields: Mapping[str, Field], *, by_index: bool = False) ->
         # what has no value comes last in both directions
         last = " NULLS LAST" if field.nullable and part == field.name else ""
         terms.append(f"{plain}{field.column}{' DESC' if part != field.name else last}")
-    return ", ".join([*terms, "key DESC" if sort.rpartition(",")[2].startswith("-") else "key"])
+    return ", ".join(
+        [*terms, "key DESC" if sort.rpartition(",")[2].startswith("-") else "key"]
+    )
 
 
 def _shown(fields: Mapping[str, Field], row: Sequence[Any]) -> dict[str, Any]:

@@ -81,7 +81,9 @@ class Appended(NamedTuple):
                 frame_of("it", record)
                 found.append(read(record))
             except _DAMAGE as error:
-                damage.append(f"trajectory {beginning(str(record.get('id')), 200)!r}: {error}")
+                damage.append(
+                    f"trajectory {beginning(str(record.get('id')), 200)!r}: {error}"
+                )
         return found, "; ".join(damage)
 
 
@@ -201,7 +203,11 @@ def ledger_rows(records: list[dict[str, Any]]) -> list[LedgerRow]:
     for record in records:
         group = record.get("group_index")
         rollouts = record.get("rollout_indices")
-        if not (isinstance(rollouts, list) and _is_place(group) and all(map(_is_place, rollouts))):
+        if not (
+            isinstance(rollouts, list)
+            and _is_place(group)
+            and all(map(_is_place, rollouts))
+        ):
             # a row of another kind
             continue
         to = record.get("to")
@@ -225,7 +231,9 @@ def note_labels(run: RunDirectory) -> tuple[dict[str, str], list[str]]:
     labels: dict[str, set[str]] = {}
     for note in book.all():
         labels.setdefault(note.trajectory, set()).update(note.labels)
-    return {key: joined(sorted(own)) for key, own in labels.items() if key and own}, book.damage
+    return {
+        key: joined(sorted(own)) for key, own in labels.items() if key and own
+    }, book.damage
 
 
 _WHOLE_EVERY = 10
@@ -299,7 +307,12 @@ class Listing:
         notes = _states(root, self._run.notes_folder.glob("*.jsonl"))
         ledger = _states(root, [self._run.ledger_path])
         return Snapshot(
-            run, *trajectories, *annotations, resumes, notes, next(iter(ledger.values()), None)
+            run,
+            *trajectories,
+            *annotations,
+            resumes,
+            notes,
+            next(iter(ledger.values()), None),
         )
 
 

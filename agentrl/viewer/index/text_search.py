@@ -47,7 +47,10 @@ _PARTS = '"content":['
 """A content that is a list of parts, not a text."""
 _AFTER_ROLE = ',"content":'
 _AFTER_VALUE = "|".join(
-    ("[^:,]", *(_AFTER_ROLE[:at] + f"[^{_AFTER_ROLE[at]}]" for at in range(1, len(_AFTER_ROLE))))
+    (
+        "[^:,]",
+        *(_AFTER_ROLE[:at] + f"[^{_AFTER_ROLE[at]}]" for at in range(1, len(_AFTER_ROLE))),
+    )
 )
 """What follows the quotation mark after a text: not the colon that follows a key, and not what
 follows the role of a message, since no searched text lies before a ``content``.
@@ -73,7 +76,9 @@ class TextSearch:
         self._lock = threading.Lock()
         self._found: OrderedDict[str, _Found] = OrderedDict()
 
-    def search(self, needle: str, shards: Sequence[Path], live: Sequence[Path]) -> list[Match]:
+    def search(
+        self, needle: str, shards: Sequence[Path], live: Sequence[Path]
+    ) -> list[Match]:
         """The records that have the text.
 
         Args:
@@ -130,7 +135,9 @@ def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
     # and looking at each of their texts half: so turns are first searched as they are stored.
     fold = _folds(needle)
     ends = " OR ".join(_has(name, fold) for name in ("prompt", "final_text"))
-    within = " OR ".join(f"list_bool_or([{_has(text, fold)} {loop}])" for text, loop in _TEXTS)
+    within = " OR ".join(
+        f"list_bool_or([{_has(text, fold)} {loop}])" for text, loop in _TEXTS
+    )
     odd = f"(regexp_matches(turns, $half) OR contains(turns, '{_PARTS}'))"
     # the one-element list has them parsed once, and only where they are looked at
     sql = f"""
@@ -166,7 +173,9 @@ def _scan(needle: str, shards: Sequence[Path]) -> list[tuple[str, Match]]:
 
 def _has(text: str, fold: bool) -> str:
     """The condition that a text of DuckDB has the needle, in any case where ``fold``."""
-    return f"regexp_matches({text}, $needle, 'il')" if fold else f"contains({text}, $needle)"
+    return (
+        f"regexp_matches({text}, $needle, 'il')" if fold else f"contains({text}, $needle)"
+    )
 
 
 def _folds(needle: str) -> bool:
@@ -187,7 +196,9 @@ def _pattern(needle: str) -> str:
 
 def _scan_live(needle: str, path: Path) -> Iterator[Match]:
     for row in live_texts(path):
-        if _has_any(needle, (row["prompt"], row["final_text"])) or _in_turns(needle, row["turns"]):
+        if _has_any(needle, (row["prompt"], row["final_text"])) or _in_turns(
+            needle, row["turns"]
+        ):
             yield row["id"], row["recorded_at"]
 
 

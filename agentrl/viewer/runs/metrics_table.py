@@ -154,7 +154,9 @@ class StageMetrics:
 
     def rows(self, names: Collection[str] | None = None) -> list[dict[str, float]]:
         """What each step logged, by step: step, time and the named metrics; all where None."""
-        found: dict[float, dict[str, float]] = {step: {"step": step} for step in sorted(self._rows)}
+        found: dict[float, dict[str, float]] = {
+            step: {"step": step} for step in sorted(self._rows)
+        }
         wanted = self._columns.keys() if names is None else {"time", *names}
         for name in wanted - {"step"}:
             steps, values = self._known(name)
@@ -188,7 +190,9 @@ class StageMetrics:
         has_time = np.isin(steps, timed)
         time = np.full(steps.size, np.nan)
         time[has_time] = times[place[has_time]]
-        return Series(steps, time, tokens if counted.size else time * np.nan, values, steps.size)
+        return Series(
+            steps, time, tokens if counted.size else time * np.nan, values, steps.size
+        )
 
     def _known(self, name: str) -> tuple[F64, F64]:
         """The steps that logged a metric, ascending, and its values."""
@@ -253,7 +257,11 @@ class MetricsTable:
         return sorted({name for own in self.stages.values() for name in own.names()})
 
     def as_json(
-        self, names: Collection[str] | None = None, *, stage: str | None = None, most: int = 1000
+        self,
+        names: Collection[str] | None = None,
+        *,
+        stage: str | None = None,
+        most: int = 1000,
     ) -> dict[str, Any]:
         """As the viewer's API sends it.
 

@@ -91,7 +91,9 @@ class RunReader(TrajectoryReader):
         return dict(columns), arrays
 
     def _live_row(self, path: Path, trajectory_id: str) -> EncodedRow:
-        self._live_files = {own: one for own, one in self._live_files.items() if own.is_file()}
+        self._live_files = {
+            own: one for own, one in self._live_files.items() if own.is_file()
+        }
         listing = self._live_files.setdefault(path, LiveListing(path, self._pass_over))
         listing.grow()
         ids = [own for own, _ in listing.places()]
@@ -130,7 +132,9 @@ def _rows(path: Path, stamp: Stamp | None) -> int:
 def _lines(path: Path) -> int:
     try:
         with open_regular(path) as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+            return sum(
+                block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")
+            )
     except OSError:
         # sealed meanwhile
         return 0
@@ -288,7 +292,12 @@ class OpenRun(Closing):
 
     def damage(self) -> list[str]:
         """What of the run cannot be read, and was passed over."""
-        own = [*self._damage, *self.reader.damage, *self.index().damage(), *self.notes.damage]
+        own = [
+            *self._damage,
+            *self.reader.damage,
+            *self.index().damage(),
+            *self.notes.damage,
+        ]
         read = (self.metrics.damage, self.phases.damage, self._event_lines.damage)
         return list(dict.fromkeys([*own, *(one for damage in read for one in damage)]))
 

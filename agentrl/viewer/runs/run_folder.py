@@ -73,7 +73,9 @@ class RunFolder:
             if key not in self._paths:
                 self._look()
             if key not in self._paths:
-                raise not_found(f"this viewer shows no run {key[:40]!r}; /api/runs lists its own")
+                raise not_found(
+                    f"this viewer shows no run {key[:40]!r}; /api/runs lists its own"
+                )
             run = self._opened(key)
             run.used_at = monotonic()
             idle = self._idle()
@@ -117,12 +119,16 @@ class RunFolder:
         if left_out and left_out != self._told:
             self._told = left_out
             told = {"event": "runs_left_out", "folder": str(self.source), "why": left_out}
-            logger.warning("%s: %s; name one nearer to them", self.source, left_out, extra=told)
+            logger.warning(
+                "%s: %s; name one nearer to them", self.source, left_out, extra=told
+            )
 
     def _refuse(self, source: Path) -> None:
         if not self.source.is_dir():
             what = "is no folder" if self.source.exists() else "does not exist"
-            raise StoreError(f"'{source}' {what}; name a run directory, or a folder of runs")
+            raise StoreError(
+                f"'{source}' {what}; name a run directory, or a folder of runs"
+            )
         raise StoreError(
             f"'{source}' is no run directory, and no folder below it is one (none has a run.json); "
             "name the run.dir of a run, or a folder above some"
@@ -149,7 +155,10 @@ def _runs_below(root: Path) -> tuple[list[Path], str]:
                 continue
             seen += 1
             if seen > _MOST_FOLDERS:
-                return found, f"runs beyond the nearest {_MOST_FOLDERS:,} folders are not listed"
+                return (
+                    found,
+                    f"runs beyond the nearest {_MOST_FOLDERS:,} folders are not listed",
+                )
             below += _folders(folder)
         level = below
     deeper = f"runs that lie more than {_DEEPEST} folders below it are not listed"

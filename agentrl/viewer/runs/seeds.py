@@ -91,12 +91,16 @@ def paired_difference(
     if not common.size:
         return None
     steps = common[-max(1, common.size // 10) :]
-    differences = np.array([float((_at(b, steps) - _at(a, steps)).mean()) for a, b in pairs])
+    differences = np.array(
+        [float((_at(b, steps) - _at(a, steps)).mean()) for a, b in pairs]
+    )
     half = None
     if (num := differences.size) > 1:
         t = _T_95[min(num - 1, len(_T_95)) - 1]
         half = t * float(differences.std(ddof=1)) / num**0.5
-    return PairedDifference(float(differences.mean()), half, num, float(steps[0]), float(steps[-1]))
+    return PairedDifference(
+        float(differences.mean()), half, num, float(steps[0]), float(steps[-1])
+    )
 
 
 def _at(own: Series, steps: F64) -> F64:

@@ -69,7 +69,9 @@ class StoredRow:
             return from_json(self.columns[column])
         except ValueError as error:
             name = self.columns["id"]
-            raise StoreError(f"the column {column!r} of {name!r} is no JSON: {error}") from error
+            raise StoreError(
+                f"the column {column!r} of {name!r} is no JSON: {error}"
+            ) from error
 
     @cached_property
     def sequences(self) -> I32:
@@ -84,8 +86,12 @@ class StoredRow:
     @cached_property
     def alternatives(self) -> StoredAlternatives | None:
         """What the engine gave beside sampled tokens; None where it gave nothing."""
-        layouts = [one for turn in self.turns for one in (*turn["context"], *turn["completion"])]
-        if not any(one["num_tokens"] and ALTERNATIVE_IDS in one.get("side", ()) for one in layouts):
+        layouts = [
+            one for turn in self.turns for one in (*turn["context"], *turn["completion"])
+        ]
+        if not any(
+            one["num_tokens"] and ALTERNATIVE_IDS in one.get("side", ()) for one in layouts
+        ):
             return None
         reader = SegmentReader(self.arrays)
         parts = []
@@ -98,7 +104,9 @@ class StoredRow:
         return StoredAlternatives(
             np.concatenate([positions for positions, _, _ in parts]),
             np.concatenate([_widened(ids, width, -1) for _, ids, _ in parts]),
-            np.concatenate([_widened(logprobs, width, -np.inf) for _, _, logprobs in parts]),
+            np.concatenate(
+                [_widened(logprobs, width, -np.inf) for _, _, logprobs in parts]
+            ),
         )
 
     def without_side(self) -> StoredRow:
@@ -129,7 +137,9 @@ class StoredRow:
         bounds = zip(
             np.searchsorted(turns, path), np.searchsorted(turns, path, "right"), strict=True
         )
-        return np.concatenate([np.zeros(0, np.int64), *(order[slice(*own)] for own in bounds)])
+        return np.concatenate(
+            [np.zeros(0, np.int64), *(order[slice(*own)] for own in bounds)]
+        )
 
 
 def _widened(array: npt.NDArray[Any], width: int, empty: float) -> npt.NDArray[Any]:

@@ -99,7 +99,9 @@ class ChatTemplateText:
 
 
 def _answer(job: bytes, limits: TemplateLimits) -> str:
-    own = ChildLimits(limits.time_s, limits.cpu_s, limits.memory_mb << 20, opens_files=False)
+    own = ChildLimits(
+        limits.time_s, limits.cpu_s, limits.memory_mb << 20, opens_files=False
+    )
     try:
         answer = parse_json(ask_child(_CHILD, job, own))
     except ChildEndedError as error:

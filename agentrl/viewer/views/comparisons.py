@@ -68,7 +68,9 @@ def group(
     query += "" if stage is None else f" {term('stage', stage)}"
     rows = run.index().page(query, "rollout,attempt", limit=None).rows
     if not rows:
-        raise not_found(f"the run {run.name} has no group {group_index} of this stage and label")
+        raise not_found(
+            f"the run {run.name} has no group {group_index} of this stage and label"
+        )
     tokens = {}
     kept: list[StoredRow] = []
     for row in rows[:_MOST_TOKENS]:
@@ -86,7 +88,9 @@ def group(
     return {**group_of_rows(rows, kept), "task": stored.json("task"), "tokens": tokens}
 
 
-def group_of_rows(rows: Sequence[Mapping[str, Any]], kept: Sequence[StoredRow]) -> dict[str, Any]:
+def group_of_rows(
+    rows: Sequence[Mapping[str, Any]], kept: Sequence[StoredRow]
+) -> dict[str, Any]:
     """A group as the API sends it, without its tokens.
 
     Args:
@@ -189,7 +193,9 @@ def tasks_view(
     before = f"0..{first_b - 1}"
     index = run.index()
     if solved is None:
-        solved = "reward.correct>=0.5" if "reward.correct" in index.fields() else "reward>=0.5"
+        solved = (
+            "reward.correct>=0.5" if "reward.correct" in index.fields() else "reward>=0.5"
+        )
     asked = [_within(steps, name, query, stage) for steps, name in ((a, "a"), (b, "b"))]
     asked.append(_within(before, "b", query, stage))
     found = task_changes(*(index.by_task(one, solved) for one in asked))
@@ -216,7 +222,9 @@ def _steps(text: str, name: str) -> tuple[int, int]:
     match = _RANGE.fullmatch(text.strip())
     first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
     if int(first) > int(last):
-        raise DataError(f"{name} must be a step or a range of steps such as 10..20, got {text!r}")
+        raise DataError(
+            f"{name} must be a step or a range of steps such as 10..20, got {text!r}"
+        )
     return int(first), int(last)
 
 
@@ -397,5 +405,7 @@ def _template(run: OpenRun, stage: str) -> ChatTemplateText | None:
         try:
             config = parse_json(run.blob(own["tokenizer_config.json"]))
         except ValueError as error:
-            raise bad_request(f"the run's tokenizer_config.json is no JSON: {error}") from error
+            raise bad_request(
+                f"the run's tokenizer_config.json is no JSON: {error}"
+            ) from error
     return ChatTemplateText.of_tokenizer(text, config if isinstance(config, dict) else {})

@@ -33,7 +33,9 @@ def metrics_view(
     """
     run.metrics.refresh()
     alerts = [event for event in run.events() if event.get("level") != "info"]
-    places = [{name: event.get(name) for name in ("stage", "step", "time")} for event in alerts]
+    places = [
+        {name: event.get(name) for name in ("stage", "step", "time")} for event in alerts
+    ]
     return {**run.metrics.as_json(names, stage=stage, most=points), "alerts": places}
 
 

@@ -30,7 +30,13 @@ from agentrl.viewer.views.settings_view import stages_in
 logger = logging.getLogger(__name__)
 
 _POINTS = 60
-_HEADLINES = ("reward/mean", "accuracy/mean", "policy/nll", "policy/loss", "reward_model/loss")
+_HEADLINES = (
+    "reward/mean",
+    "accuracy/mean",
+    "policy/nll",
+    "policy/loss",
+    "reward_model/loss",
+)
 
 
 def run_row(run: OpenRun) -> dict[str, Any]:
@@ -48,7 +54,10 @@ def run_row(run: OpenRun) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001
             # A stranger's run hides itself alone.
             logger.warning(
-                "the run %s cannot be listed: %r", run.name, error, extra={"event": "run_unlisted"}
+                "the run %s cannot be listed: %r",
+                run.name,
+                error,
+                extra={"event": "run_unlisted"},
             )
             why = f"its files are none of a run: {error!r}"
         return {**named, "state": "stopped", "error": why}
@@ -112,14 +121,21 @@ def fields_view(run: OpenRun) -> dict[str, Any]:
         told = {"unit": own.unit, "help": own.help} if own is not None else {}
         found.append({**{key: getattr(field, key) for key in _TOLD}, **told})
     texts = (Field(name, "text", "Its beginning.") for name in TEXTS)
-    found += [{**{key: getattr(field, key) for key in _TOLD}, "kind": "long"} for field in texts]
+    found += [
+        {**{key: getattr(field, key) for key in _TOLD}, "kind": "long"} for field in texts
+    ]
     return {"fields": found}
 
 
 def last_time(run: OpenRun) -> float | None:
     """When the run wrote last, in seconds since the epoch."""
     own = run.directory
-    paths: list[Path] = [own.metrics_path, own.events_path, own.ledger_path, own.live_folder]
+    paths: list[Path] = [
+        own.metrics_path,
+        own.events_path,
+        own.ledger_path,
+        own.live_folder,
+    ]
     paths += [own.record_path, own.sealed_folder, own.heartbeat_path]
     return max((path.lstat().st_mtime for path in paths if path.exists()), default=None)
 
@@ -168,7 +184,11 @@ def overview(run: OpenRun) -> dict[str, Any]:
     stage = _trained_by_rewards(run)
     own = run.metrics.stage(stage)
     found = findings(
-        {name: (one.step, one.value) for name in sorted(own.names()) for one in [own.series(name)]},
+        {
+            name: (one.step, one.value)
+            for name in sorted(own.names())
+            for one in [own.series(name)]
+        },
         alerts,
         worst_token=lambda step: _worst_token(run, step, stage),
         stage=stage if len(run.metrics.stages) > 1 else None,
@@ -201,7 +221,9 @@ def _health(run: OpenRun, stage: str | None) -> HealthSpec:
     for own in stages_in(run.config):
         if own.get("name") == stage:
             health = mapping(own.get("health"))
-            known = {name: health[name] for name in HealthSpec.model_fields if name in health}
+            known = {
+                name: health[name] for name in HealthSpec.model_fields if name in health
+            }
             with suppress(ValidationError):
                 return HealthSpec.model_validate(known)
     return HealthSpec()
@@ -267,7 +289,9 @@ def _evaluations(run: OpenRun) -> list[dict[str, Any]]:
             for kind, value in mapping(values).items():
                 label = f"{name}/{when}/{kind}"
                 # of several stages that measured it the summary has the last
-                measured = [one for one in stages if f"eval/{name}/{kind}" in stages[one].names()]
+                measured = [
+                    one for one in stages if f"eval/{name}/{kind}" in stages[one].names()
+                ]
                 is_played = kind in ("sampled", "greedy") and value is not None
                 query = _of_label(run, label, [None, *measured][-1]) if is_played else None
                 found.append({"name": label, "values": {"score": value}, "query": query})
@@ -281,10 +305,14 @@ def _measured_last(run: OpenRun, stage: str | None) -> Iterator[dict[str, Any]]:
     for metric in sorted(name for name in own.names() if name.startswith("eval/")):
         shown = metric.removeprefix("eval/")
         for step, value in own.series(metric).points()[-1:]:
-            within = f"step:{int(step)}" + (f" {term('stage', stage or '')}" if several else "")
+            within = f"step:{int(step)}" + (
+                f" {term('stage', stage or '')}" if several else ""
+            )
             name, _, kind = shown.rpartition("/")
             whens = ("before", f"step={int(step):06d}", "after")
-            labels = [one for one, _ in run.index().facets(within, ["label"])["columns"]["label"]]
+            labels = [
+                one for one, _ in run.index().facets(within, ["label"])["columns"]["label"]
+            ]
             measured = {f"{name}/{when}/{kind}" for when in whens}
             label = next((one for one in labels if one in measured), None)
             yield {

@@ -83,7 +83,9 @@ class _Compared:
         own = self.stage(stage)
         start = own.series("time").value.min(initial=np.inf)
         curves = {name: own.series(name) for name in names}
-        return {n: replace(one, time=(one.time - start) / 3600) for n, one in curves.items()}
+        return {
+            n: replace(one, time=(one.time - start) / 3600) for n, one in curves.items()
+        }
 
 
 def compare(
@@ -118,7 +120,9 @@ def compare(
         told.append(row)
     stages = list(dict.fromkeys(name for row in told for name in row["stages"]))
     if stage not in stages:
-        shared = [one for one in stages if all(one in own.run.metrics.stages for own in read)]
+        shared = [
+            one for one in stages if all(one in own.run.metrics.stages for own in read)
+        ]
         stage = shared[-1] if shared else None
     known: set[str] = set()
     curves = []
@@ -137,7 +141,9 @@ def compare(
         "names": sorted(known),
         "groups": [[read[place].run.key for place in own] for own in members],
         "metrics": {
-            name: _metric([one[name] for one in curves], [own.facts.seed for own in read], members)
+            name: _metric(
+                [one[name] for one in curves], [own.facts.seed for own in read], members
+            )
             for name in names
         },
         "differences": differences([own.facts for own in read]),
@@ -150,9 +156,13 @@ def _metric(
 ) -> dict[str, Any]:
     """One metric: each group's band, and what it has more than the first group."""
     have = [[place for place in own if curves[place].step.size] for own in groups]
-    by_seed = [{str(seeds[place]): curves[place] for place in reversed(own)} for own in have]
+    by_seed = [
+        {str(seeds[place]): curves[place] for place in reversed(own)} for own in have
+    ]
     found = [paired_difference(by_seed[0], own) for own in by_seed[1:]]
     return {
-        "groups": [band([curves[i] for i in own], _MOST_POINTS) if own else None for own in have],
+        "groups": [
+            band([curves[i] for i in own], _MOST_POINTS) if own else None for own in have
+        ],
         "differences": [None, *(one and asdict(one) for one in found)][: len(groups)],
     }

@@ -24,7 +24,11 @@ def settings_view(run: OpenRun) -> dict[str, Any]:
     settings, error = run.settings()
     sources = mapping(run.directory.read_record().get("sources"))
     rows = [
-        {"path": path, "value": value, "source": _source(sources, path) if sources else None}
+        {
+            "path": path,
+            "value": value,
+            "source": _source(sources, path) if sources else None,
+        }
         for path, value in flattened(by_stage(settings))
     ]
     return {"rows": rows, "error": error}
@@ -33,7 +37,9 @@ def settings_view(run: OpenRun) -> dict[str, Any]:
 def by_stage(config: Mapping[str, Any]) -> dict[str, Any]:
     """The resolved configuration, its stages by name, so that those of two runs can be compared."""
     stages = {
-        str(stage.get("name")): {name: value for name, value in stage.items() if name != "name"}
+        str(stage.get("name")): {
+            name: value for name, value in stage.items() if name != "name"
+        }
         for stage in stages_in(config)
     }
     return {**config, "stages": stages}
@@ -42,7 +48,9 @@ def by_stage(config: Mapping[str, Any]) -> dict[str, Any]:
 def stages_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The entries of ``stages``; none where that is no list."""
     stages = config.get("stages")
-    return [one for one in stages if isinstance(one, dict)] if isinstance(stages, list) else []
+    return (
+        [one for one in stages if isinstance(one, dict)] if isinstance(stages, list) else []
+    )
 
 
 def flattened(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -88,7 +96,9 @@ class RunFacts:
         if self.error or not self.settings:
             return None
         own = {k: v for k, v in self.settings.items() if k not in (*_PLACES, "run.seed")}
-        code = {k: v for k, v in self.record.items() if k.split(".")[0] in ("versions", "git")}
+        code = {
+            k: v for k, v in self.record.items() if k.split(".")[0] in ("versions", "git")
+        }
         return to_json([sorted(own.items()), sorted(code.items())])
 
 

@@ -58,18 +58,24 @@ def step_view(run: OpenRun, step: Index, stage: str | None = None) -> dict[str, 
         told = read_told(run.directory.now_path) if goes_on else None
     # evaluations before the first step take of its seconds
     within = (
-        "(step:0..1 or trained_step:1)" if step == 1 else f"(step:{step} or trained_step:{step})"
+        "(step:0..1 or trained_step:1)"
+        if step == 1
+        else f"(step:{step} or trained_step:{step})"
     )
     within += "" if stage is None else f" {term('stage', stage)}"
     page = run.index().page(within, "-ended_at", limit=_MOST_EPISODES)
     if not logged and not page.rows and not goes_on:
-        raise not_found(f"the run {run.name} has no step {step}{f' of {stage}' if stage else ''}")
+        raise not_found(
+            f"the run {run.name} has no step {step}{f' of {stage}' if stage else ''}"
+        )
     parts, fault = _parts(run, page.rows)
     spans = [one for one in phases if one.name != STEP]
     whole = next((one for one in phases if one.name == STEP), None)
     step_s = logged.get("time/step_s")
     waited: Sequence[Wait] = ()
-    start = min(filter(None, (seconds(one["started_at"]) for one in page.rows)), default=None)
+    start = min(
+        filter(None, (seconds(one["started_at"]) for one in page.rows)), default=None
+    )
     if step_s is not None and whole:
         start = whole.end - step_s
         waiting: dict[str, dict[str, Sequence[Span]]] = {"eval": {}, "wait_rollout": {}}
@@ -103,13 +109,17 @@ def step_view(run: OpenRun, step: Index, stage: str | None = None) -> dict[str, 
     }
 
 
-def _parts(run: OpenRun, rows: Sequence[dict[str, Any]]) -> tuple[dict[str, list[Span]], str]:
+def _parts(
+    run: OpenRun, rows: Sequence[dict[str, Any]]
+) -> tuple[dict[str, list[Span]], str]:
     """What each episode did, by id, and why of some nobody can know; those of the step that was
     asked for last are remembered, since an episode that has ended does not change.
     """
     keys = {(row["id"], row["recorded_at"]): row for row in rows}
     known = {key: run.parts[key] for key in keys if key in run.parts}
-    missing = [Place(key[0], row["step"], key[1]) for key, row in keys.items() if key not in known]
+    missing = [
+        Place(key[0], row["step"], key[1]) for key, row in keys.items() if key not in known
+    ]
     fault = ""
     try:
         for stored in stored_rows(run.directory, run.reader, missing, ("timings", "turns")):
@@ -120,7 +130,9 @@ def _parts(run: OpenRun, rows: Sequence[dict[str, Any]]) -> tuple[dict[str, list
     except StoreError as error:
         fault = str(error)
     run.parts = known
-    return {row["id"]: known.get((row["id"], row["recorded_at"]), []) for row in rows}, fault
+    return {
+        row["id"]: known.get((row["id"], row["recorded_at"]), []) for row in rows
+    }, fault
 
 
 def _json(text: Any) -> Any:
@@ -136,7 +148,9 @@ def _groups(
 ) -> list[dict[str, Any]]:
     """The episodes by group, those that lasted longest first."""
     # Of an episode that lasted long, most parts are shorter than what can be seen.
-    drawn = {name: [one for one in own if one.name != "between"] for name, own in parts.items()}
+    drawn = {
+        name: [one for one in own if one.name != "between"] for name, own in parts.items()
+    }
     least = shortest([one for own in drawn.values() for one in own])
     drawn = {n: [p for p in own if p.end - p.start > least] for n, own in drawn.items()}
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
@@ -158,8 +172,12 @@ def _groups(
                 "episodes": [
                     {
                         **{name: row[name] for name in _SHOWN},
-                        "start": row["started_at"] - start if seconds(row["started_at"]) else None,
-                        "end": row["ended_at"] - start if seconds(row["ended_at"]) else None,
+                        "start": row["started_at"] - start
+                        if seconds(row["started_at"])
+                        else None,
+                        "end": row["ended_at"] - start
+                        if seconds(row["ended_at"])
+                        else None,
                         "parts": sent(drawn[row["id"]], start),
                     }
                     for row in own

@@ -17,7 +17,10 @@ _STEPS = 200
 
 
 def timeline_view(
-    run: OpenRun, stage: str | None = None, first: Index | None = None, last: Index | None = None
+    run: OpenRun,
+    stage: str | None = None,
+    first: Index | None = None,
+    last: Index | None = None,
 ) -> dict[str, Any]:
     """What a stage did when, a lane for each phase of the loop, each rank and each process's log.
 
@@ -66,7 +69,10 @@ def timeline_view(
         "end": end - start,
         "placed": told,
         "lanes": [
-            {"name": name, "parts": sent([s for s in own if s.end - s.start > least], start)}
+            {
+                "name": name,
+                "parts": sent([s for s in own if s.end - s.start > least], start),
+            }
             for name, own in lanes.items()
             if own
         ],
@@ -90,12 +96,16 @@ def _logged(path: Path, start: float, end: float) -> list[Span]:
     ]
 
 
-def _episodes(run: OpenRun, stage: str | None, first: int, last: int) -> dict[str, list[Span]]:
+def _episodes(
+    run: OpenRun, stage: str | None, first: int, last: int
+) -> dict[str, list[Span]]:
     """By step from the first start of its episodes to the last end; evaluations apart."""
     names = ("stage", "step", "label", "started_at", "ended_at")
     columns = run.index().columns(names)
     found: dict[tuple[str, int], tuple[float, float]] = {}
-    for own, step, label, start, end in zip(*(columns[name] for name in names), strict=True):
+    for own, step, label, start, end in zip(
+        *(columns[name] for name in names), strict=True
+    ):
         if stage in (None, own) and first <= step <= last and 0 < seconds(start) <= end:
             key = ("evaluations" if label else "episodes", step)
             low, high = found.get(key, (start, end))

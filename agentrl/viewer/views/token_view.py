@@ -32,8 +32,12 @@ DERIVED = AnnotationColumn(
     "Log-probability by the trainer before the step less that by the sampler (derived here).",
 )
 SAMPLED = (
-    AnnotationColumn("logprobs", "token", "nats", help="Log-probability as it was sampled."),
-    AnnotationColumn("policy_versions", "token", help="Version of the weights that sampled it."),
+    AnnotationColumn(
+        "logprobs", "token", "nats", help="Log-probability as it was sampled."
+    ),
+    AnnotationColumn(
+        "policy_versions", "token", help="Version of the weights that sampled it."
+    ),
 )
 """What the rollout itself recorded."""
 
@@ -42,7 +46,9 @@ ALTERNATIVES_MISSING = (
     "of token ids for them; an export with --redact leaves them out"
 )
 
-_KNOWN = {column.name: column for column in (*SAMPLED, DERIVED, *TOKEN_COLUMNS, *FULL_COLUMNS)}
+_KNOWN = {
+    column.name: column for column in (*SAMPLED, DERIVED, *TOKEN_COLUMNS, *FULL_COLUMNS)
+}
 _FULL = {column.name for column in FULL_COLUMNS}
 _WHEN_THERE_IS_ONE = {"ref_logprobs": "a reference", "correction": "such a correction"}
 
@@ -128,7 +134,9 @@ def pieces_of(
         ], {}
 
 
-def _alternatives(run: OpenRun, row: StoredRow, missing: dict[str, str]) -> dict[str, Any] | None:
+def _alternatives(
+    run: OpenRun, row: StoredRow, missing: dict[str, str]
+) -> dict[str, Any] | None:
     """The likeliest tokens beside sampled ones, end to end, and each one's text once."""
     found = row.alternatives
     if found is None:

@@ -82,7 +82,9 @@ def trajectory_view(run: OpenRun, row: StoredRow) -> dict[str, Any]:
     turns = _turns(row)
     states = [turn["state"] for turn in turns if turn.get("state") is not None]
     trajectory_id = row.columns["id"]
-    summary = {name: value for name, value in row.columns.items() if name not in _LONG_COLUMNS}
+    summary = {
+        name: value for name, value in row.columns.items() if name not in _LONG_COLUMNS
+    }
     summary |= {"rewards": own["rewards"], "reward": finite(summary["reward"])}
     return {
         "summary": summary | _fate(run.index(), trajectory_id),
@@ -111,7 +113,9 @@ def _turns(row: StoredRow) -> list[dict[str, Any]]:
         segments = [*record["context"], *record["completion"]]
         versions = {segment.get("policy_version") for segment in segments} - {None}
         shown = {
-            name: value for name, value in record.items() if name not in ("context", "completion")
+            name: value
+            for name, value in record.items()
+            if name not in ("context", "completion")
         }
         turns.append(
             {
@@ -124,7 +128,9 @@ def _turns(row: StoredRow) -> list[dict[str, Any]]:
     return turns
 
 
-def _missing(run: OpenRun, turns: list[dict[str, Any]], own: Mapping[str, Any]) -> dict[str, str]:
+def _missing(
+    run: OpenRun, turns: list[dict[str, Any]], own: Mapping[str, Any]
+) -> dict[str, str]:
     """Why a part of the trajectory is not there, and what brings it."""
     info = own["info"] or {}
     absent: dict[str, str] = {}
@@ -141,7 +147,9 @@ def _missing(run: OpenRun, turns: list[dict[str, Any]], own: Mapping[str, Any]) 
     if not own["reasons"]:
         absent["reasons"] = "a part of the reward that returns Score(value, why) says why"
     if not own["rewards"]:
-        absent["rewards"] = "the rubric gave no parts, or the episode failed before it was judged"
+        absent["rewards"] = (
+            "the rubric gave no parts, or the episode failed before it was judged"
+        )
     if not any(turn.get("started_at") or turn.get("timings") for turn in turns):
         absent["timings"] = "no turn has any: the producer of this run wrote none"
     return absent

@@ -37,7 +37,9 @@ def python() -> str:
     """The interpreter of the agents' environment: ``AGENTRL_AGENTS_PYTHON``, or where `make agents`
     puts it.
     """
-    path = Path(os.environ.get("AGENTRL_AGENTS_PYTHON") or ROOT / ".venv-agents" / "bin" / "python")
+    path = Path(
+        os.environ.get("AGENTRL_AGENTS_PYTHON") or ROOT / ".venv-agents" / "bin" / "python"
+    )
     if not path.is_file():
         pytest.skip(f"no environment of agents' SDKs at {path}: run `make agents`")
     return str(path)

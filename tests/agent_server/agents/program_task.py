@@ -36,7 +36,10 @@ def build_model(folder: str, seed: int = 0, recorded: str = "") -> None:
     from agentrl.training.models.tiny import build_tiny_model
 
     told = json.loads(Path(recorded).read_text(encoding="utf-8"))
-    tools = {"role": "system", "content": "\n".join(json.dumps(tool) for tool in told["tools"])}
+    tools = {
+        "role": "system",
+        "content": "\n".join(json.dumps(tool) for tool in told["tools"]),
+    }
     build_tiny_model(
         folder,
         repeat({"messages": [tools, *told["messages"]]}),

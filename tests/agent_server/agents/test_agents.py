@@ -31,7 +31,11 @@ IGNORED = {
 def ended(trajectory: Trajectory) -> tuple[str, float | None, list[int | None]]:
     """How it ended, whether the SDK understood what it should, and which turn each goes on from."""
     assert trajectory.status.kind == "terminated", trajectory.status.detail
-    return str(trajectory.status), trajectory.reward, [turn.parent for turn in trajectory.turns]
+    return (
+        str(trajectory.status),
+        trajectory.reward,
+        [turn.parent for turn in trajectory.turns],
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,10 @@ async def test_an_agent_calls_its_tool_and_answers_in_one_sequence(
     assert "breaches" not in trajectory.turns[0].info
     # docs/policy-server.md has them
     ignored = IGNORED.get(program, set())
-    assert [set(turn.info.get("ignored", ())) for turn in trajectory.turns] == [ignored, ignored]
+    assert [set(turn.info.get("ignored", ())) for turn in trajectory.turns] == [
+        ignored,
+        ignored,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +147,9 @@ async def test_agents_that_hand_over_have_a_sequence_each(play: Play) -> None:
     )
 
 
-async def test_inspect_asks_a_question_of_its_own_before_it_uses_responses(play: Play) -> None:
+async def test_inspect_asks_a_question_of_its_own_before_it_uses_responses(
+    play: Play,
+) -> None:
     turns = ["hello, world", LOOK_UP, ANSWER]
     assert ended(await play("inspect_program responses", turns, ANSWER)) == (
         "terminated",
@@ -170,7 +179,9 @@ async def test_smolagents_code_agents_run_what_the_policy_writes(play: Play) -> 
     assert "43" in str(trajectory.turns[1].observed[-1]["content"])
 
 
-async def test_mini_swe_agent_runs_what_the_policy_asks_for_in_one_sequence(play: Play) -> None:
+async def test_mini_swe_agent_runs_what_the_policy_asks_for_in_one_sequence(
+    play: Play,
+) -> None:
     done = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo 43 cents"
     turns = [call("bash", command="echo it costs 43"), call("bash", command=done)]
     trajectory = await play("mini_swe_program", turns, ANSWER)

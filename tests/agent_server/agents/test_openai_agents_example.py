@@ -21,7 +21,11 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "openai_agents"
 OVERRIDES = (
     *("run.seed=0", "placement.mode=inline", "rollout.max_running=2"),
     *("stages.warmup.steps=40", "stages.warmup.train.batch_prompts=8"),
-    *("stages.rl.train.steps=2", "stages.rl.train.batch_prompts=1", "stages.rl.eval.sets={}"),
+    *(
+        "stages.rl.train.steps=2",
+        "stages.rl.train.batch_prompts=1",
+        "stages.rl.eval.sets={}",
+    ),
     # answers of different length are a signal
     "stages.rl.reward.functions=[tests.rollouts.bytewise:length_reward]",
 )
@@ -44,7 +48,10 @@ def test_the_agent_is_trained_on_what_the_engine_sampled(
     assert len(batches) == 2
     # the SDK brought a tool's answer, and its sequence was gone on with
     assert extended(batches) > 0
-    assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]
+    assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [
+        1,
+        2,
+    ]
     assert prompts_differ(tmp_path / "run") == []
 
 
@@ -60,7 +67,9 @@ def prompts_differ(run: Path) -> list[str]:
         trajectory = reader.get(found.id).trajectory
         if trajectory.policy_versions:
             opening = [{"role": "system", "content": system}, *trajectory.task.messages]
-            wanted = concat_ids(renderer.prompt(opening, tool_specs([tool], "task.py:TOOL")))  # type: ignore[arg-type]
+            wanted = concat_ids(
+                renderer.prompt(opening, tool_specs([tool], "task.py:TOOL"))
+            )  # type: ignore[arg-type]
             given = concat_ids(trajectory.turns[0].context)
             wrong += [] if given.tolist() == wanted.tolist() else [renderer.decode(given)]
     return wrong

@@ -101,7 +101,9 @@ async def test_a_program_is_trained_on_what_the_engine_sampled(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{own}{os.pathsep}{os.environ['PATH']}")
     (work := tmp_path / "work").mkdir()
-    played = await play_command(command(program, python), PLAYED[program], tmp_path, cwd=work)
+    played = await play_command(
+        command(program, python), PLAYED[program], tmp_path, cwd=work
+    )
     offered = played.turns[0].offered_tools
     assert offered is not None
     said = [message for turn in played.turns for message in (*turn.observed, turn.message)]
@@ -131,4 +133,7 @@ async def test_a_program_is_trained_on_what_the_engine_sampled(
         restarts.update(trajectory.info.get("restarts", {}))
     # Claude Code and Codex only append. mini-swe-agent leaves out an answer that it cannot read.
     assert restarts.keys() <= ({"compaction"} if program == "mini" else set())
-    assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]
+    assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [
+        1,
+        2,
+    ]

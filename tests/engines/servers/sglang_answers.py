@@ -15,7 +15,9 @@ from agentrl.types import GenerateRequest, SamplingParams, frozen_ints
 VOCAB = 300
 
 
-def sglang_client(url: str, *, call_timeout_s: float = 60.0, model: str = "model") -> SGLangClient:
+def sglang_client(
+    url: str, *, call_timeout_s: float = 60.0, model: str = "model"
+) -> SGLangClient:
     """A client of a server at ``url`` whose weights are called ``own.N``."""
     spec = SGLangEngineSpec(call_timeout_s=call_timeout_s, update_timeout_s=call_timeout_s)
     place = EnginePlace(model, context_tokens=64)

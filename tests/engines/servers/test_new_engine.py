@@ -41,7 +41,10 @@ def test_beside_the_names_of_foreign_keys_two_files_name_it(name: str) -> None:
         for path in PACKAGE.rglob("*.py")
         if own not in path.parents and name in code(path)
     }
-    assert naming - {"config/foreign_keys.py"} == {"engines/find.py", "config/train_sections.py"}
+    assert naming - {"config/foreign_keys.py"} == {
+        "engines/find.py",
+        "config/train_sections.py",
+    }
 
 
 def test_advice_names_the_engines_that_have_the_ability() -> None:
@@ -52,5 +55,7 @@ def test_advice_names_the_engines_that_have_the_ability() -> None:
 
 def test_install_takes_engines_that_start_servers() -> None:
     assert server_environments() == {"sglang": SGLANG, "vllm": VLLM}
-    with pytest.raises(ConfigError, match="needs an engine that starts servers, sglang, vllm or"):
+    with pytest.raises(
+        ConfigError, match="needs an engine that starts servers, sglang, vllm or"
+    ):
         server_environment("torch")

@@ -76,10 +76,14 @@ def sender() -> type[BatchSender]:
     return HttpSender
 
 
-def started(place: EnginePlace, score: Path, sender: BatchSender, servers: int = 1) -> SGLangEngine:
+def started(
+    place: EnginePlace, score: Path, sender: BatchSender, servers: int = 1
+) -> SGLangEngine:
     """An engine that has published once."""
     command = (sys.executable, str(Path(__file__).with_name("fake_sglang.py")), str(score))
-    spec = SGLangEngineSpec(command=command, device="cpu", max_restarts=2, num_servers=servers)
+    spec = SGLangEngineSpec(
+        command=command, device="cpu", max_restarts=2, num_servers=servers
+    )
     engine = SGLangEngine(place, spec, sender)
     publish(engine, 1, TENSORS)
     engine.score([5, 7, 9])
@@ -297,7 +301,9 @@ def test_a_server_that_died_asleep_waits_for_the_update_that_the_ranks_are_ahead
     assert (state(engine), labels(engine)) == ("serving", ["before", "2"])
 
 
-def test_without_a_source_a_server_cannot_be_started_again(place: EnginePlace, score: Path) -> None:
+def test_without_a_source_a_server_cannot_be_started_again(
+    place: EnginePlace, score: Path
+) -> None:
     command = (sys.executable, str(Path(__file__).with_name("fake_sglang.py")), str(score))
     spec = SGLangEngineSpec(command=command, device="cpu", max_restarts=1)
     engine = SGLangEngine(place, spec, HttpSender())
@@ -310,7 +316,9 @@ def test_without_a_source_a_server_cannot_be_started_again(place: EnginePlace, s
         engine.close()
 
 
-def test_a_server_that_computes_otherwise_does_not_serve(engine: SGLangEngine, score: Path) -> None:
+def test_a_server_that_computes_otherwise_does_not_serve(
+    engine: SGLangEngine, score: Path
+) -> None:
     score.write_text("-2.1")
     kill(score)
     until(lambda: state(engine) == "gone")

@@ -51,7 +51,9 @@ def place(tmp_path: Path) -> EnginePlace:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
     save_file(TENSORS, tmp_path / "model" / "model.safetensors")
-    return EnginePlace(str(tmp_path / "model"), str(tmp_path / "servers"), context_tokens=64)
+    return EnginePlace(
+        str(tmp_path / "model"), str(tmp_path / "servers"), context_tokens=64
+    )
 
 
 class FakeServer:
@@ -61,7 +63,9 @@ class FakeServer:
         self.label = ""
         self.routes: dict[str, Behaviour] = {
             "server_info": says(
-                json.dumps({"version": "0.5.18", "dtype": "float32", "device": "cpu"}).encode()
+                json.dumps(
+                    {"version": "0.5.18", "dtype": "float32", "device": "cpu"}
+                ).encode()
             ),
             "update_weight_version": self._named,
             "update_weights_from_tensor": self._named,
@@ -132,7 +136,9 @@ def publish(engine: SGLangEngine, version: int, tensors: Mapping[str, np.ndarray
     engine.resume()
 
 
-def test_a_server_that_comes_up_is_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_comes_up_is_told(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     engine, server = build()
     assert events(caplog) == [("server_started", "INFO")]
@@ -178,7 +184,9 @@ async def test_a_server_that_is_lost_and_one_that_returns_are_told(
 
 async def test_the_only_server_is_lost_and_comes_back_with_an_update(build: Build) -> None:
     sick: list[bool] = []
-    engine, server = build(health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
+    engine, server = build(
+        health=lambda handler: says(b"{}", 500 if sick else 200)(handler)
+    )
     sick.append(True)
     await until_async(lambda: [one.state for one in engine.pool.servers] == ["lost"])
     with pytest.raises(EngineError, match="no server is left") as caught:
@@ -293,7 +301,9 @@ def test_a_server_that_is_lost_where_it_tells_digests_is_left_behind(build: Buil
     assert [one.state for one in engine.pool.servers] == ["serving", "lost"]
 
 
-def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(build: Build) -> None:
+def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(
+    build: Build,
+) -> None:
     with pytest.raises(EngineError, match=r"server 1 .* holds other weights than server 0"):
         build(told_digests("2e"), sender=None, **told_digests("1f"))
 
@@ -305,8 +315,16 @@ def test_where_no_weights_will_be_sent_servers_of_different_ones_are_refused(bui
     [
         ((1.0, 2.0), ("1f", "2e"), None),
         ((1.0, 1.0), ("1f", "1f"), None),
-        ((1.0, 2.0), ("1f", "1f"), "the bits of before in model.norm.weight, of which new ones"),
-        ((1.0, 1.0), ("1f", "2e"), "other bits than before in model.norm.weight, of which the sa"),
+        (
+            (1.0, 2.0),
+            ("1f", "1f"),
+            "the bits of before in model.norm.weight, of which new ones",
+        ),
+        (
+            (1.0, 1.0),
+            ("1f", "2e"),
+            "other bits than before in model.norm.weight, of which the sa",
+        ),
     ],
 )
 def test_the_digests_of_servers_follow_what_was_sent(
@@ -322,7 +340,9 @@ def test_the_digests_of_servers_follow_what_was_sent(
         now[0] = digest
         publish(engine, version, {"model.norm.weight": np.full(4, value, np.float32)})
         if version == 2 and fault:
-            with pytest.raises(WeightMismatchError, match=f"publish.2. the servers hold {fault}"):
+            with pytest.raises(
+                WeightMismatchError, match=f"publish.2. the servers hold {fault}"
+            ):
                 engine.checksum()
         else:
             assert engine.checksum().keys() == TENSORS.keys()
@@ -336,7 +356,9 @@ def test_no_server_hashes_its_weights_to_come_up(build: Build) -> None:
 def test_a_tensor_that_no_update_reaches_is_named(build: Build) -> None:
     engine, _ = build(**told_digests("1f", name="model.layers.7.mlp.gate_up_proj.weight"))
     publish(engine, 1, TENSORS)
-    with pytest.raises(EngineError, match=r"another model: .* has no 'model\.layers\.7\.mlp"):
+    with pytest.raises(
+        EngineError, match=r"another model: .* has no 'model\.layers\.7\.mlp"
+    ):
         engine.checksum()
 
 
@@ -351,7 +373,9 @@ async def test_weights_that_were_released_serve_only_after_an_update(build: Buil
         await asyncio.to_thread(engine.begin_update, 2)
     await asyncio.to_thread(engine.wake, ["weights", "kv_cache"])
     for refused in (engine.resume, lambda: engine.score([1, 2]), engine.checksum):
-        with pytest.raises(EngineError, match=r"released since version 1 was sent, .*publish"):
+        with pytest.raises(
+            EngineError, match=r"released since version 1 was sent, .*publish"
+        ):
             await asyncio.to_thread(refused)
     assert engine.health().state == "paused"
     await asyncio.to_thread(publish, engine, 2, TENSORS)
@@ -359,9 +383,13 @@ async def test_weights_that_were_released_serve_only_after_an_update(build: Buil
     assert {segment.policy_version for segment in answer.segments} == {2}
 
 
-def test_an_update_that_is_refused_is_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_update_that_is_refused_is_told(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
     engine, _ = build(update_weights_from_tensor=says(b'{"error": "no room"}', 400))
-    with pytest.raises(EngineError, match="refused /update_weights_from_tensor with HTTP 400"):
+    with pytest.raises(
+        EngineError, match="refused /update_weights_from_tensor with HTTP 400"
+    ):
         publish(engine, 1, TENSORS)
     assert events(caplog) == [("update_refused", "WARNING")]
     assert "no room" in caplog.records[-1].message
@@ -388,11 +416,15 @@ def test_a_server_without_a_tokenizer_cannot_match_stop_strings(place: EnginePla
 
 
 def test_a_server_below_the_least_version_is_not_used(build: Build) -> None:
-    with pytest.raises(MachineError, match=r"is SGLang 0\.5\.17; agentrl needs at least 0\.5\.18"):
+    with pytest.raises(
+        MachineError, match=r"is SGLang 0\.5\.17; agentrl needs at least 0\.5\.18"
+    ):
         build(server_info=says(b'{"version": "0.5.17"}'))
 
 
-def test_a_given_server_without_our_routes_is_told_what_it_lacks(place: EnginePlace) -> None:
+def test_a_given_server_without_our_routes_is_told_what_it_lacks(
+    place: EnginePlace,
+) -> None:
     missing = says(b'{"detail": "Not Found"}', 404)
     routes = {"/version": says(b'{"version": "0.32.0"}'), "/abort_requests": missing}
     lacks = pytest.raises(EngineError, match=r"has no route .*with VLLM_SERVER_DEV_MODE=1")
@@ -401,7 +433,9 @@ def test_a_given_server_without_our_routes_is_told_what_it_lacks(place: EnginePl
 
 
 def test_a_start_in_vain_tells_what_was_answered_last(place: EnginePlace) -> None:
-    with broken_server({"/server_info": says(b'{"error": "still loading"}', 503)}) as server:
+    with broken_server(
+        {"/server_info": says(b'{"error": "still loading"}', 503)}
+    ) as server:
         spec = SGLangEngineSpec(urls=(server.url,), startup_timeout_s=0.01)
         with pytest.raises(
             MachineError,

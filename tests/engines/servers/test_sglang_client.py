@@ -22,7 +22,11 @@ from tests.engines.servers.broken_server import (
     keeps_silent,
     says,
 )
-from tests.engines.servers.sglang_answers import answer_without_spans, request, sglang_client
+from tests.engines.servers.sglang_answers import (
+    answer_without_spans,
+    request,
+    sglang_client,
+)
 
 SUCCESS = says(b'{"success": true, "message": "done"}')
 INFO = says(b'{"version": "0.5.23", "tp_size": 2}')
@@ -32,7 +36,9 @@ INFO = says(b'{"version": "0.5.23", "tp_size": 2}')
 async def client_of(
     call_timeout_s: float = 60.0, model: str = "model", **routes: Behaviour
 ) -> AsyncIterator[tuple[SGLangClient, BrokenServer]]:
-    with broken_server({f"/{route}": behaviour for route, behaviour in routes.items()}) as server:
+    with broken_server(
+        {f"/{route}": behaviour for route, behaviour in routes.items()}
+    ) as server:
         client = sglang_client(server.url, call_timeout_s=call_timeout_s, model=model)
         try:
             yield client, server
@@ -41,7 +47,10 @@ async def client_of(
 
 
 async def test_an_error_of_the_server_is_named() -> None:
-    async with client_of(generate=says(b'{"error": {"message": "boom"}}', 500)) as (client, _):
+    async with client_of(generate=says(b'{"error": {"message": "boom"}}', 500)) as (
+        client,
+        _,
+    ):
         with pytest.raises(
             ServerLostError, match="server 0 answered /generate with HTTP 500: boom"
         ):
@@ -49,7 +58,10 @@ async def test_an_error_of_the_server_is_named() -> None:
 
 
 async def test_a_refusal_is_named_and_not_tried_again() -> None:
-    async with client_of(generate=says(b'{"error": {"message": "too long"}}', 400)) as (client, _):
+    async with client_of(generate=says(b'{"error": {"message": "too long"}}', 400)) as (
+        client,
+        _,
+    ):
         with pytest.raises(
             RefusedError, match="refused /generate with HTTP 400: too long"
         ) as caught:
@@ -77,7 +89,9 @@ async def test_an_answer_that_is_no_object_is_named() -> None:
 
 async def test_no_answer_is_named_by_its_deadline() -> None:
     async with client_of(0.5, server_info=keeps_silent) as (client, _):
-        with pytest.raises(ServerLostError, match=r"did not answer /server_info within 0\.5 s"):
+        with pytest.raises(
+            ServerLostError, match=r"did not answer /server_info within 0\.5 s"
+        ):
             await client.probe()
 
 
@@ -158,9 +172,14 @@ async def test_each_tensor_parallel_rank_gets_a_bucket() -> None:
 
     async with client_of(server_info=INFO, update_weights_from_tensor=keep) as (client, _):
         await client.probe()
-        await client.load_tensors(EncodedTensors(("AAAA",), None), NewVersion("own.1", flush=True))
+        await client.load_tensors(
+            EncodedTensors(("AAAA",), None), NewVersion("own.1", flush=True)
+        )
     body = json.loads(sent[0])
-    assert (body["serialized_named_tensors"], body["weight_version"]) == (["AAAA", "AAAA"], "own.1")
+    assert (body["serialized_named_tensors"], body["weight_version"]) == (
+        ["AAAA", "AAAA"],
+        "own.1",
+    )
 
 
 async def test_an_update_that_did_not_succeed_says_why() -> None:
@@ -190,7 +209,9 @@ async def test_memory_that_was_not_released_is_not_resumed() -> None:
 
 
 async def test_what_was_released_is_resumed_once() -> None:
-    async with client_of(release_memory_occupation=SUCCESS, resume_memory_occupation=SUCCESS) as (
+    async with client_of(
+        release_memory_occupation=SUCCESS, resume_memory_occupation=SUCCESS
+    ) as (
         client,
         server,
     ):
@@ -221,7 +242,11 @@ async def test_a_checker_that_makes_no_checksums_is_named(ranks: str) -> None:
     ("version", "device", "told"),
     [
         ("0.5.23", "cpu", {"'w' (cpu, rank 0 of 2)": "1f", "'w' (cpu, rank 1 of 2)": "2e"}),
-        ("0.5.23", "cuda", {"'w' (cuda, rank 0 of 2)": "1f", "'w' (cuda, rank 1 of 2)": "2e"}),
+        (
+            "0.5.23",
+            "cuda",
+            {"'w' (cuda, rank 0 of 2)": "1f", "'w' (cuda, rank 1 of 2)": "2e"},
+        ),
         ("0.5.18", "cpu", {}),
     ],
 )

@@ -37,7 +37,11 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(python: Path, code: str) -> str:
     return subprocess.run(
-        [str(python), "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        [str(python), "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
     ).stdout
 
 
@@ -48,7 +52,8 @@ def test_a_missing_kernel_says_so_when_it_is_called(python: Path) -> None:
 
 def test_kernels_have_no_private_names(python: Path) -> None:
     assert (
-        run(python, "import sgl_kernel; print(hasattr(sgl_kernel, '__path_hooks__'))") == "False\n"
+        run(python, "import sgl_kernel; print(hasattr(sgl_kernel, '__path_hooks__'))")
+        == "False\n"
     )
 
 
@@ -64,4 +69,6 @@ def test_stand_ins_of_an_earlier_version_are_renewed(python: Path) -> None:
     mark = folder / "agentrl-sglang.json"
     mark.write_text(json.dumps({**json.loads(mark.read_text()), "complete": True}))
     assert SGLANG.build(folder, NOTHING, torch_index=None, tell=print) == (python, False)
-    assert run(python, "import sgl_kernel; print(hasattr(sgl_kernel, 'rotate'))") == "True\n"
+    assert (
+        run(python, "import sgl_kernel; print(hasattr(sgl_kernel, 'rotate'))") == "True\n"
+    )

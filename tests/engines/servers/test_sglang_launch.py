@@ -29,7 +29,9 @@ from tests.kit.waiting import until
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder ``model`` that says what the model is."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 9, "num_attention_heads": 12}')
+    (tmp_path / "model" / "config.json").write_text(
+        '{"vocab_size": 9, "num_attention_heads": 12}'
+    )
     monkeypatch.chdir(tmp_path)
 
 
@@ -62,7 +64,9 @@ def value(command: list[str], name: str) -> str:
         ({"server_args": {"attention-backend": "triton"}}, "--attention-backend", "triton"),
     ],
 )
-def test_a_setting_becomes_an_argument(settings: dict[str, Any], name: str, given: str) -> None:
+def test_a_setting_becomes_an_argument(
+    settings: dict[str, Any], name: str, given: str
+) -> None:
     assert value(words(**settings), name) == given
 
 
@@ -101,7 +105,9 @@ GIB = 2**30
         (23, 2, 0.638),
     ],
 )
-def test_the_share_of_a_shared_gpu_is_counted(free: int, trainer: int, share: float) -> None:
+def test_the_share_of_a_shared_gpu_is_counted(
+    free: int, trainer: int, share: float
+) -> None:
     shared = SharedGpus(("0",), free * GIB, trainer * GIB)
     assert kv_memory_fraction(shared) == share
     command = words(device="cuda", dtype="bfloat16", shared=shared)
@@ -128,7 +134,9 @@ def test_a_server_sees_the_gpus_of_its_ranks_alone(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_server_that_does_not_sleep_saves_no_memory(device: str) -> None:
     shared = SharedGpus(("0",), 0 if device == "cuda" else 80 * GIB)
-    assert "--enable-memory-saver" not in words(device=device, dtype="bfloat16", shared=shared)
+    assert "--enable-memory-saver" not in words(
+        device=device, dtype="bfloat16", shared=shared
+    )
 
 
 def test_a_command_of_ones_own_gets_the_same_arguments() -> None:
@@ -143,7 +151,8 @@ def test_a_command_of_ones_own_gets_the_same_arguments() -> None:
 
 def test_a_command_of_ones_own_needs_a_device() -> None:
     with pytest.raises(
-        ConfigError, match=r"SGLangEngineSpec\.command=\['launch'\] needs device, 'cpu' or 'cuda'"
+        ConfigError,
+        match=r"SGLangEngineSpec\.command=\['launch'\] needs device, 'cpu' or 'cuda'",
     ):
         SGLangEngineSpec(command=("launch",))
 
@@ -154,7 +163,9 @@ def test_an_argument_that_agentrl_sets_itself_is_refused(argument: str) -> None:
         SGLangEngineSpec(server_args={argument: "other"})
 
 
-def test_a_server_does_not_see_the_packages_of_its_starter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_does_not_see_the_packages_of_its_starter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     assert "PYTHONPATH" not in servers().environment()
 
@@ -196,9 +207,13 @@ def test_what_the_model_does_not_allow_is_refused_before_a_server_is_started(
         servers(model=str(tmp_path), **{"context_tokens": 100, **settings})
 
 
-def test_a_mixture_whose_output_layer_sglang_does_not_tie_is_refused(tmp_path: Path) -> None:
+def test_a_mixture_whose_output_layer_sglang_does_not_tie_is_refused(
+    tmp_path: Path,
+) -> None:
     config = {"vocab_size": 9, "num_attention_heads": 4, "model_type": "qwen3_moe"}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"tie_word_embeddings": True})
+    )
     with pytest.raises(ConfigError, match="does not tie the output layer of a mixture"):
         servers(model=str(tmp_path))
 
@@ -212,7 +227,9 @@ def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:
 
 @pytest.mark.slow
 def test_an_interpreter_without_sglang_is_named_with_the_mend() -> None:
-    with pytest.raises(MachineError, match=r"cannot run SGLang: .*run `agentrl install sglang`"):
+    with pytest.raises(
+        MachineError, match=r"cannot run SGLang: .*run `agentrl install sglang`"
+    ):
         servers(command=(), python=sys.executable)
 
 
@@ -239,7 +256,10 @@ def test_the_device_is_what_the_environment_is_built_for_and_finds(
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    assert servers(command=(), python=str(python), device=None, dtype="bfloat16").device == device
+    assert (
+        servers(command=(), python=str(python), device=None, dtype="bfloat16").device
+        == device
+    )
 
 
 @pytest.mark.parametrize(("threads", "method"), [(1, "fork"), (2, "spawn")])
@@ -277,7 +297,9 @@ def test_a_process_that_ends_has_its_last_words_in_the_log(tmp_path: Path) -> No
     process.end()
 
 
-def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(tmp_path: Path) -> None:
+def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(
+    tmp_path: Path,
+) -> None:
     assert "--skip-tokenizer-init" in words()
     (tmp_path / "model" / "config.json").write_text(
         '{"vocab_size": 9, "num_attention_heads": 4, "vision_config": {}}'
@@ -295,7 +317,9 @@ def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(tmp_pa
         ("no such option", False),
     ],
 )
-async def test_a_server_that_ran_out_of_memory_names_the_settings(said: str, ran_out: bool) -> None:
+async def test_a_server_that_ran_out_of_memory_names_the_settings(
+    said: str, ran_out: bool
+) -> None:
     kind = servers(command=(sys.executable, "-c", f"raise SystemExit({said!r})"))
     server = Server(0, kind, WeightLabels("ours"))
     with pytest.raises(MachineError) as caught:

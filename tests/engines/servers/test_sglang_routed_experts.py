@@ -25,7 +25,9 @@ from agentrl.types import RoutingShape
 from tests.engines.servers.sglang_answers import VOCAB, answer, request
 from tests.tiny_models import write_family
 
-SERVED = ServedExperts(RoutingShape(layers=2, experts=8, top_k=2), layers=(1, 2), num_layers=3)
+SERVED = ServedExperts(
+    RoutingShape(layers=2, experts=8, top_k=2), layers=(1, 2), num_layers=3
+)
 ROWS = np.arange(8 * 3 * 2).reshape(8, 3, 2) % 8
 """Of three tokens of a prompt and all but the last of six sampled ones, in three layers, of which
 the first is dense."""
@@ -94,7 +96,9 @@ def test_a_mixtures_layers_are_read_from_its_folder(mixture: Path, tmp_path: Pat
 
 
 def test_servers_keep_experts_where_they_are_wanted(mixture: Path) -> None:
-    place = EnginePlace(str(mixture), dtype="bfloat16", context_tokens=64, routed_experts=True)
+    place = EnginePlace(
+        str(mixture), dtype="bfloat16", context_tokens=64, routed_experts=True
+    )
     spec = SGLangEngineSpec(device="cuda", command=("launch",))
     asked = SGLangServers(place, spec)
     flag = "--enable-return-routed-experts"
@@ -112,7 +116,9 @@ async def test_a_given_server_without_them_is_refused(
 ) -> None:
     place = EnginePlace(str(mixture), context_tokens=64, routed_experts=True)
     given = SGLangEngineSpec(urls=("http://127.0.0.1:9",))
-    client = SGLangServers(place, given).client("server 0", given.urls[0], WeightLabels("own"))
+    client = SGLangServers(place, given).client(
+        "server 0", given.urls[0], WeightLabels("own")
+    )
     info = {"model_path": str(mixture), "dtype": "float32"}
 
     async def told(_route: str) -> dict[str, Any]:
@@ -122,7 +128,9 @@ async def test_a_given_server_without_them_is_refused(
     for flag, refused in ((False, True), (True, False)):
         monkeypatch.setattr(client, "_info", info | {"enable_return_routed_experts": flag})
         if refused:
-            with pytest.raises(EngineError, match="start it with --enable-return-routed-experts"):
+            with pytest.raises(
+                EngineError, match="start it with --enable-return-routed-experts"
+            ):
                 await client.check_model()
         else:
             await client.check_model()

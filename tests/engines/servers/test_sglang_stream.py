@@ -48,9 +48,9 @@ def after(count: int, *, ended: bool = False) -> dict[str, Any]:
     """The answer when so many of its tokens are there."""
     whole = answer()
     whole["output_ids"] = whole["output_ids"][:count]
-    whole["meta_info"]["output_token_logprobs"] = whole["meta_info"]["output_token_logprobs"][
-        :count
-    ]
+    whole["meta_info"]["output_token_logprobs"] = whole["meta_info"][
+        "output_token_logprobs"
+    ][:count]
     whole["text"] = "two\u2028lines"
     if not ended:
         whole["meta_info"]["finish_reason"] = None
@@ -102,7 +102,11 @@ async def test_a_refusal_of_a_stream_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [(b"", "a stream of nothing"), (b"data: half\n\n", "no JSON"), (b"data: [1]\n\n", "a list")],
+    [
+        (b"", "a stream of nothing"),
+        (b"data: half\n\n", "no JSON"),
+        (b"data: [1]\n\n", "a list"),
+    ],
 )
 async def test_a_stream_that_is_none_is_named(content: bytes, named: str) -> None:
     with pytest.raises(ServerLostError, match=named):
@@ -116,7 +120,9 @@ async def test_events_are_cut_at_line_feeds_alone() -> None:
         for position in range(len(whole)):
             yield whole[position : position + 1]
 
-    assert [json.loads(data) async for data in events(in_bytes())] == [{"text": "a\u2028b\x85c"}]
+    assert [json.loads(data) async for data in events(in_bytes())] == [
+        {"text": "a\u2028b\x85c"}
+    ]
 
 
 def breaks_off_after_two(handler: Handler) -> None:

@@ -47,7 +47,9 @@ SHAPES = {
 @pytest.fixture
 def values() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
-    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    return {
+        name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()
+    }
 
 
 @pytest.fixture
@@ -92,8 +94,12 @@ def served(values: dict[str, np.ndarray], rank: int = 0, ranks: int = 1) -> dict
         "model.embed_tokens.weight": digest(
             padded(values["model.embed_tokens.weight"], 128)[at(128 // ranks)]
         ),
-        f"{LAYER}.self_attn.qkv_proj.weight": digest(*(rows(f"{head}.weight") for head in heads)),
-        f"{LAYER}.self_attn.qkv_proj.bias": digest(*(rows(f"{head}.bias") for head in heads)),
+        f"{LAYER}.self_attn.qkv_proj.weight": digest(
+            *(rows(f"{head}.weight") for head in heads)
+        ),
+        f"{LAYER}.self_attn.qkv_proj.bias": digest(
+            *(rows(f"{head}.bias") for head in heads)
+        ),
         f"{LAYER}.self_attn.o_proj.weight": digest(
             values[f"{LAYER}.self_attn.o_proj.weight"][:, at(8 // ranks)]
         ),
@@ -127,7 +133,8 @@ def test_a_vocabulary_is_padded_until_the_ranks_can_share_it(
 ) -> None:
     name = "model.embed_tokens.weight"  # 65 rows: 128 do not go into 3 ranks, 192 do
     answer = [
-        {name: digest(padded(values[name], 192)[64 * rank : 64 * rank + 64])} for rank in range(3)
+        {name: digest(padded(values[name], 192)[64 * rank : 64 * rank + 64])}
+        for rank in range(3)
     ]
     assert differing(arrays, answer, CONFIG) == ([], 3)
 
@@ -143,7 +150,10 @@ def test_one_wrong_bit_is_found(
 def test_a_tied_head_is_not_compared(
     values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
 ) -> None:
-    assert differing(arrays, [{**served(values), "lm_head.weight": "0" * 16}], CONFIG) == ([], 7)
+    assert differing(arrays, [{**served(values), "lm_head.weight": "0" * 16}], CONFIG) == (
+        [],
+        7,
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,14 +168,17 @@ def test_a_stack_of_experts_is_the_folders_tensors_of_each(
     tmp_path: Path, family: str, mixture: str, layers: tuple[str, str, str], count: int
 ) -> None:
     prefix = f"model.layers.1.{mixture}.experts"
-    folder = write_family(tmp_path / "model", family, vocab_size=65, moe_intermediate_size=32)
+    folder = write_family(
+        tmp_path / "model", family, vocab_size=65, moe_intermediate_size=32
+    )
     values = load_file(folder / "model.safetensors")
     found = {
         name: WeightArray(name, "float32", value.shape, value.reshape(-1).view(np.uint8))
         for name, value in values.items()
     }
     gate, up, down = (
-        [values[f"{prefix}.{number}.{layer}.weight"] for number in range(count)] for layer in layers
+        [values[f"{prefix}.{number}.{layer}.weight"] for number in range(count)]
+        for layer in layers
     )
     both = [one for pair in zip(gate, up, strict=True) for one in pair]
     answer = {
@@ -192,7 +205,9 @@ def test_a_written_file_is_read_by_the_safetensors_library(
     assert model_files(model) == [model / "config.json"]
 
 
-def test_what_was_written_is_opened_again(tmp_path: Path, arrays: dict[str, WeightArray]) -> None:
+def test_what_was_written_is_opened_again(
+    tmp_path: Path, arrays: dict[str, WeightArray]
+) -> None:
     values = list(arrays.values())
     for place, part in enumerate((values[:3], values[3:])):
         with (tmp_path / f"model-{place}.safetensors").open("wb") as file:
@@ -235,7 +250,9 @@ def test_a_folder_of_a_dtype_that_servers_do_not_load_is_named(tmp_path: Path) -
         open_weights(tmp_path, "float32")
 
 
-def test_shapes_are_read_from_the_head_alone(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
+def test_shapes_are_read_from_the_head_alone(
+    tmp_path: Path, values: dict[str, np.ndarray]
+) -> None:
     save_file(values, tmp_path / "model.safetensors")
     assert tensor_shapes(tmp_path) == SHAPES
 

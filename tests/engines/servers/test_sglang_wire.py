@@ -8,12 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.engines.servers.http_client import RefusedError, ServerLostError, error_text, refusal
+from agentrl.engines.servers.http_client import (
+    RefusedError,
+    ServerLostError,
+    error_text,
+    refusal,
+)
 from agentrl.engines.sglang.wire import generate_body, read_answer, sampling_body
 from agentrl.errors import EngineError, TokenMismatchError
 from agentrl.rollouts.token_consistency import assert_token_consistency
-from agentrl.types import Completion, GenerateRequest, Image, MediaSpan, SamplingParams, frozen_ints
-from tests.engines.servers.sglang_answers import VOCAB, answer, answer_without_spans, request
+from agentrl.types import (
+    Completion,
+    GenerateRequest,
+    Image,
+    MediaSpan,
+    SamplingParams,
+    frozen_ints,
+)
+from tests.engines.servers.sglang_answers import (
+    VOCAB,
+    answer,
+    answer_without_spans,
+    request,
+)
 from tests.tiny_vision import picture
 
 
@@ -33,7 +50,9 @@ def test_what_is_switched_off_is_not_sent() -> None:
 
 
 def test_every_sampling_parameter_is_sent() -> None:
-    params = SamplingParams(9, top_p=0.9, top_k=5, min_p=0.1, stop_token_ids=(7, 8), stop=("END",))
+    params = SamplingParams(
+        9, top_p=0.9, top_k=5, min_p=0.1, stop_token_ids=(7, 8), stop=("END",)
+    )
     assert sampling_body(params) == {
         "max_new_tokens": 9,
         "temperature": 1.0,
@@ -69,7 +88,11 @@ def test_the_spans_of_weight_versions_become_segments() -> None:
 
 def test_logprobs_are_those_of_the_tokens() -> None:
     logprobs = np.concatenate(
-        [segment.logprobs for segment in read(answer()).segments if segment.logprobs is not None]
+        [
+            segment.logprobs
+            for segment in read(answer()).segments
+            if segment.logprobs is not None
+        ]
     )
     assert logprobs.tolist() == pytest.approx(
         [-4.888582, -5.204637, -5.461483, -4.393973, -6.008896, -5.609510], abs=1e-6
@@ -91,7 +114,9 @@ def likely(count: int) -> list[list[list[Any]]]:
 def test_alternatives_are_cut_at_the_spans_of_weight_versions() -> None:
     asked = replace(request(), num_alternatives=2)
     given = answer(output_top_logprobs=likely(6))
-    first, second = read_answer(asked, given, server="server 0", version_of=version_of).segments
+    first, second = read_answer(
+        asked, given, server="server 0", version_of=version_of
+    ).segments
     assert first.alternatives is not None
     assert second.alternatives is not None
     assert first.alternatives[0].tolist() == [[253, 7], [31, 7]]
@@ -120,7 +145,9 @@ def test_alternatives_that_were_asked_for_are_missed(
 
 
 def test_a_server_without_spans_makes_one_segment() -> None:
-    assert [(s.policy_version, len(s)) for s in read(answer_without_spans()).segments] == [(4, 6)]
+    assert [(s.policy_version, len(s)) for s in read(answer_without_spans()).segments] == [
+        (4, 6)
+    ]
 
 
 def test_the_answer_keeps_the_token_consistency() -> None:
@@ -136,14 +163,21 @@ def test_cached_tokens_and_the_servers_time_are_kept() -> None:
 
 
 def test_a_stop_string_is_told_apart_from_a_stop_token() -> None:
-    assert read(answer(finish_reason={"type": "stop", "matched": "END"})).stop_string == "END"
+    assert (
+        read(answer(finish_reason={"type": "stop", "matched": "END"})).stop_string == "END"
+    )
     by_token = read(answer(finish_reason={"type": "stop", "matched": 192}))
     assert (by_token.finish_reason, by_token.stop_string) == ("stop", None)
 
 
 def test_an_aborted_completion_keeps_its_partial_tokens() -> None:
-    completion = read(answer(finish_reason={"type": "abort", "message": "Aborted by client"}))
-    assert (completion.finish_reason, sum(len(s) for s in completion.segments)) == ("abort", 6)
+    completion = read(
+        answer(finish_reason={"type": "abort", "message": "Aborted by client"})
+    )
+    assert (completion.finish_reason, sum(len(s) for s in completion.segments)) == (
+        "abort",
+        6,
+    )
 
 
 def test_an_abort_before_the_first_token_has_no_segment() -> None:
@@ -161,7 +195,13 @@ def test_a_request_that_the_server_gave_up_may_go_to_another() -> None:
         ServerLostError, match="gave it up with status 503: out of memory"
     ) as caught:
         read(
-            answer(finish_reason={"type": "abort", "message": "out of memory", "status_code": 503})
+            answer(
+                finish_reason={
+                    "type": "abort",
+                    "message": "out of memory",
+                    "status_code": 503,
+                }
+            )
         )
     assert caught.value.retryable
 
@@ -241,7 +281,9 @@ def test_an_id_outside_the_vocabulary_breaks_the_token_consistency() -> None:
         (500, ServerLostError, True),
     ],
 )
-def test_an_http_error_has_a_name(status: int, kind: type[EngineError], retryable: bool) -> None:
+def test_an_http_error_has_a_name(
+    status: int, kind: type[EngineError], retryable: bool
+) -> None:
     error = refusal("server 1", "/generate", status, b'{"error":{"message":"too long"}}')
     assert (type(error), error.retryable) == (kind, retryable)
     assert f"/generate with HTTP {status}: too long" in str(error)
@@ -270,7 +312,10 @@ def test_an_image_is_sent_as_one_placeholder_and_a_data_uri() -> None:
         frozen_ints([5, 9, 9, 9, 9, 9, 9, 6, 9, 7]),
         SamplingParams(3),
         seed=0,
-        media=(MediaSpan(1, 6, image.sha256, "image"), MediaSpan(8, 1, other.sha256, "image")),
+        media=(
+            MediaSpan(1, 6, image.sha256, "image"),
+            MediaSpan(8, 1, other.sha256, "image"),
+        ),
         images=(image, other),
     )
     body = generate_body(asked, "rid")

@@ -101,7 +101,9 @@ def test_ending_a_server_ends_what_it_started(process: ServerProcess, log: Path)
     assert process.exit_code == 0
 
 
-def test_a_server_that_dies_takes_its_session_along(process: ServerProcess, log: Path) -> None:
+def test_a_server_that_dies_takes_its_session_along(
+    process: ServerProcess, log: Path
+) -> None:
     family = Family(log)
     until(family.was_looked_at)
     os.kill(family.pids[0], signal.SIGKILL)
@@ -114,13 +116,17 @@ def test_the_lifeline_is_no_child_of_its_owner(process: ServerProcess, log: Path
     assert parent(Family(log).lifeline) != os.getpid()
 
 
-def test_a_server_ends_when_its_owner_is_killed(owner: subprocess.Popen[bytes], log: Path) -> None:
+def test_a_server_ends_when_its_owner_is_killed(
+    owner: subprocess.Popen[bytes], log: Path
+) -> None:
     family = Family(log)
     owner.kill()
     until(family.is_gone)
 
 
-def test_a_server_ends_when_its_lifeline_is_killed(process: ServerProcess, log: Path) -> None:
+def test_a_server_ends_when_its_lifeline_is_killed(
+    process: ServerProcess, log: Path
+) -> None:
     family = Family(log)
     until(family.was_looked_at)
     os.kill(family.lifeline, signal.SIGKILL)
@@ -130,7 +136,9 @@ def test_a_server_ends_when_its_lifeline_is_killed(process: ServerProcess, log: 
     until(family.is_gone)
 
 
-def test_a_lifeline_that_is_told_to_end_ends_its_server(process: ServerProcess, log: Path) -> None:
+def test_a_lifeline_that_is_told_to_end_ends_its_server(
+    process: ServerProcess, log: Path
+) -> None:
     family = Family(log)
     os.kill(family.lifeline, signal.SIGTERM)
     until(family.is_gone)
@@ -152,7 +160,9 @@ def test_what_is_left_when_owner_and_lifeline_are_killed_together_is_reaped(
     assert any("server of owner" in line and f"{owner.pid}-" in line for line in removed)
 
 
-def test_servers_of_owners_that_live_are_left_alone(process: ServerProcess, log: Path) -> None:
+def test_servers_of_owners_that_live_are_left_alone(
+    process: ServerProcess, log: Path
+) -> None:
     family = Family(log)
     reap_servers()
     assert all(is_alive(pid) for pid in family.pids)

@@ -38,7 +38,10 @@ def bucket_module(monkeypatch: pytest.MonkeyPatch) -> None:
             sys.modules, ".".join(parts[:count]), ModuleType(".".join(parts[:count]))
         )
     monkeypatch.setattr(
-        sys.modules[MODULE], "FlattenedTensorMetadata", FlattenedTensorMetadata, raising=False
+        sys.modules[MODULE],
+        "FlattenedTensorMetadata",
+        FlattenedTensorMetadata,
+        raising=False,
     )
 
 
@@ -56,7 +59,10 @@ def arrays(tensors: dict[str, torch.Tensor], memory: torch.Tensor) -> list[Weigh
 
 def tensors_of(dtype: str) -> dict[str, torch.Tensor]:
     shapes = {"a.weight": (3, 5), "b.bias": (7,), "c": (2, 2, 2)}
-    return {name: torch.randn(shape, dtype=getattr(torch, dtype)) for name, shape in shapes.items()}
+    return {
+        name: torch.randn(shape, dtype=getattr(torch, dtype))
+        for name, shape in shapes.items()
+    }
 
 
 @pytest.mark.usefixtures("bucket_module")

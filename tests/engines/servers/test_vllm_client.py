@@ -15,7 +15,12 @@ from agentrl.errors import EngineError, MachineError
 from tests.engines.servers.broken_server import BrokenServer, broken_server, says
 from tests.engines.servers.vllm_answers import position, vllm_client
 
-CONFIG = {"vocab_size": 3, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+CONFIG = {
+    "vocab_size": 3,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+}
 
 
 @pytest.fixture
@@ -33,10 +38,14 @@ def shared() -> Iterator[BrokenServer]:
 @pytest.fixture
 def server(shared: BrokenServer, model: str) -> BrokenServer:
     """Has each route, and answers the first questions as a server of the model does."""
-    config = {"model_config": {"model": model, "dtype": "torch.float32", "max_model_len": 64}}
+    config = {
+        "model_config": {"model": model, "dtype": "torch.float32", "max_model_len": 64}
+    }
     routes = dict.fromkeys(_ROUTES, says(b"{}"))
     routes["/version"] = says(b'{"version": "0.32.0+cpu"}')
-    routes["/server_info?config_format=json"] = says(json.dumps({"vllm_config": config}).encode())
+    routes["/server_info?config_format=json"] = says(
+        json.dumps({"vllm_config": config}).encode()
+    )
     shared.behaviours = routes
     shared.calls.clear()
     return shared
@@ -51,7 +60,9 @@ def change(server: BrokenServer, **served: Any) -> None:
     }
 
 
-async def probed(server: BrokenServer, model: str, seeds: dict[str, int] | None = None) -> None:
+async def probed(
+    server: BrokenServer, model: str, seeds: dict[str, int] | None = None
+) -> None:
     client = vllm_client(server.url, model, seeds)
     try:
         await client.probe()
@@ -60,7 +71,9 @@ async def probed(server: BrokenServer, model: str, seeds: dict[str, int] | None 
         await client.close()
 
 
-async def test_each_route_that_is_needed_is_missed(server: BrokenServer, model: str) -> None:
+async def test_each_route_that_is_needed_is_missed(
+    server: BrokenServer, model: str
+) -> None:
     routes = server.behaviours
     for route in _ROUTES:
         server.behaviours = {name: own for name, own in routes.items() if name != route}
@@ -68,23 +81,32 @@ async def test_each_route_that_is_needed_is_missed(server: BrokenServer, model: 
             await probed(server, model)
 
 
-async def test_a_version_below_the_least_one_is_refused(server: BrokenServer, model: str) -> None:
+async def test_a_version_below_the_least_one_is_refused(
+    server: BrokenServer, model: str
+) -> None:
     server.behaviours = {**server.behaviours, "/version": says(b'{"version": "0.9.1"}')}
-    with pytest.raises(MachineError, match=r"server 0 is vLLM 0\.9\.1; agentrl needs at least 0"):
+    with pytest.raises(
+        MachineError, match=r"server 0 is vLLM 0\.9\.1; agentrl needs at least 0"
+    ):
         await probed(server, model)
 
 
 @pytest.mark.parametrize(
     ("served", "said"),
     [
-        ({"dtype": "torch.bfloat16"}, "computes in bfloat16, .* start it with --dtype float32"),
+        (
+            {"dtype": "torch.bfloat16"},
+            "computes in bfloat16, .* start it with --dtype float32",
+        ),
         ({"max_model_len": 32}, "takes 32 tokens, .* start it with --max-model-len 64"),
     ],
 )
 async def test_another_dtype_or_context_is_refused(
     server: BrokenServer, model: str, served: dict[str, Any], said: str
 ) -> None:
-    change(server, **{"model": model, "dtype": "torch.float32", "max_model_len": 64} | served)
+    change(
+        server, **{"model": model, "dtype": "torch.float32", "max_model_len": 64} | served
+    )
     with pytest.raises(EngineError, match=said) as caught:
         await probed(server, model)
     assert not caught.value.retryable
@@ -97,21 +119,29 @@ async def test_another_vocabulary_is_refused(
     other.mkdir()
     (other / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 4}))
     change(server, model=str(other), dtype="torch.float32", max_model_len=64)
-    with pytest.raises(EngineError, match=r"serves another model: vocab_size is 4, .* has 3;"):
+    with pytest.raises(
+        EngineError, match=r"serves another model: vocab_size is 4, .* has 3;"
+    ):
         await probed(server, model)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-async def test_servers_of_one_seed_are_refused(server: BrokenServer, model: str, seed: int) -> None:
+async def test_servers_of_one_seed_are_refused(
+    server: BrokenServer, model: str, seed: int
+) -> None:
     change(server, model=model, dtype="torch.float32", max_model_len=64, seed=seed)
-    with pytest.raises(EngineError, match=rf"--seed {seed} as http://other does, .*of its own$"):
+    with pytest.raises(
+        EngineError, match=rf"--seed {seed} as http://other does, .*of its own$"
+    ):
         await probed(server, model, {server.url: seed, "http://other": seed})
     # with another one it is asked the next question
     with pytest.raises(ServerLostError):
         await probed(server, model, {server.url: seed, "http://other": seed + 1})
 
 
-async def test_logprobs_of_another_meaning_are_refused(server: BrokenServer, model: str) -> None:
+async def test_logprobs_of_another_meaning_are_refused(
+    server: BrokenServer, model: str
+) -> None:
     content = [position((0, -0.5), (1, -1.5), (2, -3.0))]
     answer = {"choices": [{"logprobs": {"content": content}}]}
     server.behaviours = {
@@ -123,18 +153,24 @@ async def test_logprobs_of_another_meaning_are_refused(server: BrokenServer, mod
     assert not caught.value.retryable
 
 
-async def test_memory_is_not_released_under_a_request(server: BrokenServer, model: str) -> None:
+async def test_memory_is_not_released_under_a_request(
+    server: BrokenServer, model: str
+) -> None:
     client = vllm_client(server.url, model)
     client._held = 1
     try:
-        with pytest.raises(EngineError, match=r"when nothing runs, 1 requests do; set rollout\.pa"):
+        with pytest.raises(
+            EngineError, match=r"when nothing runs, 1 requests do; set rollout\.pa"
+        ):
             await client.release(("weights",), running=0)
     finally:
         await client.close()
     assert server.calls == []
 
 
-async def test_a_checker_that_makes_no_checksums_is_named(server: BrokenServer, model: str) -> None:
+async def test_a_checker_that_makes_no_checksums_is_named(
+    server: BrokenServer, model: str
+) -> None:
     server.behaviours["/weight_checker"] = says(b'{"message": "no such action"}')
     client = vllm_client(server.url, model)
     try:

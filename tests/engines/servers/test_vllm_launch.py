@@ -37,9 +37,16 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def servers(**settings: Any) -> VLLMServers:
     """Servers on a CPU, whose environment is not asked, since a command starts them."""
-    given = {"model": "model", "folder": "run", "command": ("vllm", "serve"), "device": "cpu"}
+    given = {
+        "model": "model",
+        "folder": "run",
+        "command": ("vllm", "serve"),
+        "device": "cpu",
+    }
     given |= settings
-    names = {field.name for field in fields(EnginePlace)} - VLLMEngineSpec.model_fields.keys()
+    names = {
+        field.name for field in fields(EnginePlace)
+    } - VLLMEngineSpec.model_fields.keys()
     place = EnginePlace(**{name: given.pop(name) for name in names & given.keys()})
     return VLLMServers(place, VLLMEngineSpec(**given))
 
@@ -59,11 +66,17 @@ def words(**settings: Any) -> list[str]:
         ({"server_args": {"scheduling_policy": "fcfs"}}, "--scheduling-policy", "fcfs"),
         # 1000 tokens are 8 blocks of 128, and one more; a token is 2 x 3 x 2 x 32 numbers
         ({"kv_tokens": 1000}, "--kv-cache-memory-bytes", str(9 * 128 * 384 * 4)),
-        ({"kv_tokens": 1000, "tp_size": 2}, "--kv-cache-memory-bytes", str(9 * 128 * 192 * 4)),
+        (
+            {"kv_tokens": 1000, "tp_size": 2},
+            "--kv-cache-memory-bytes",
+            str(9 * 128 * 192 * 4),
+        ),
         ({}, "--logprobs-mode", "processed_logits"),
     ],
 )
-def test_a_setting_becomes_an_argument(settings: dict[str, Any], name: str, given: str) -> None:
+def test_a_setting_becomes_an_argument(
+    settings: dict[str, Any], name: str, given: str
+) -> None:
     command = words(**settings)
     assert command[command.index(name) + 1] == given
 
@@ -94,7 +107,9 @@ def test_servers_draw_apart_and_so_does_each_start_of_one() -> None:
     assert "0" not in seeds
 
 
-@pytest.mark.parametrize("argument", ["logprobs_mode", "--logits-processors", "model", "seed"])
+@pytest.mark.parametrize(
+    "argument", ["logprobs_mode", "--logits-processors", "model", "seed"]
+)
 def test_an_argument_that_agentrl_sets_itself_is_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match=rf"must not have '{argument}'.*docs/vllm\.md"):
         VLLMEngineSpec(server_args={argument: "x"})
@@ -109,24 +124,34 @@ def test_heads_of_a_size_that_kills_the_server_are_refused_on_a_cpu() -> None:
 
 
 def test_what_a_server_cannot_do_is_refused_before_it_starts() -> None:
-    with pytest.raises(ConfigError, match=r"routed_experts must be off for vLLM .*router_replay"):
+    with pytest.raises(
+        ConfigError, match=r"routed_experts must be off for vLLM .*router_replay"
+    ):
         servers(routed_experts=True)
     shared = SharedGpus(("0",), 2**30)
-    with pytest.raises(ConfigError, match=r"kv_memory_fraction must be set .* GPUs 0 in turn"):
+    with pytest.raises(
+        ConfigError, match=r"kv_memory_fraction must be set .* GPUs 0 in turn"
+    ):
         servers(device="cuda", shared=shared)
     servers(device="cuda", shared=shared, kv_memory_fraction=0.5)
 
 
 def test_an_environment_without_the_program_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"python='/nowhere' is no interpreter; run `agentrl in"):
+    with pytest.raises(
+        MachineError, match=r"python='/nowhere' is no interpreter; run `agentrl in"
+    ):
         servers(command=(), python="/nowhere")
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho no module vllm >&2; exit 1\n")
     other.chmod(0o755)
-    with pytest.raises(MachineError, match="cannot run vLLM: no module vllm; run `agentrl install"):
+    with pytest.raises(
+        MachineError, match="cannot run vLLM: no module vllm; run `agentrl install"
+    ):
         servers(command=(), python=str(other))
     other.write_text("#!/bin/sh\necho 0.31.2 cpu\n")
-    with pytest.raises(MachineError, match=r"is vLLM 0\.31\.2; agentrl needs at least 0\.32\.0"):
+    with pytest.raises(
+        MachineError, match=r"is vLLM 0\.31\.2; agentrl needs at least 0\.32\.0"
+    ):
         servers(command=(), python=str(other))
 
 

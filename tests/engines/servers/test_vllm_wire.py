@@ -30,7 +30,9 @@ from tests.engines.servers.vllm_answers import answer, events, position
 def read(told: dict[str, Any], **sampling: Any) -> Completion:
     alternatives = sampling.pop("num_alternatives", 0)
     asked = replace(request(**sampling), num_alternatives=alternatives)
-    return read_answer(asked, told, server="server 0", version_of=WeightLabels("own").version_of)
+    return read_answer(
+        asked, told, server="server 0", version_of=WeightLabels("own").version_of
+    )
 
 
 def sampling_of(**sampling: Any) -> dict[str, Any]:
@@ -54,7 +56,9 @@ def test_a_request_is_ids_and_asks_for_logprobs() -> None:
 
 
 def test_every_sampling_parameter_is_sent() -> None:
-    sent = sampling_of(top_p=0.9, top_k=5, stop_token_ids=(4,), stop=("x",), json_schema="{}")
+    sent = sampling_of(
+        top_p=0.9, top_k=5, stop_token_ids=(4,), stop=("x",), json_schema="{}"
+    )
     assert {key: sent[key] for key in ("top_p", "top_k", "stop_token_ids", "stop")} == {
         "top_p": 0.9,
         "top_k": 5,
@@ -70,7 +74,11 @@ def test_every_sampling_parameter_is_sent() -> None:
     ("sampling", "alternatives", "said"),
     [
         ({"min_p": 0.1}, 0, r"min_p must be 0 for vLLM .* got 0\.1; use top_p or top_k"),
-        ({"top_p": 0.9}, 2, r"num_alternatives=2 needs top_p and top_k off .* got {'top_p': 0\.9}"),
+        (
+            {"top_p": 0.9},
+            2,
+            r"num_alternatives=2 needs top_p and top_k off .* got {'top_p': 0\.9}",
+        ),
         ({"top_k": 3}, 1, "num_alternatives=1 needs top_p and top_k off"),
     ],
 )
@@ -94,7 +102,9 @@ def test_the_spans_of_weight_versions_become_segments() -> None:
     assert (found.cached_tokens, found.usage.completion_tokens) == (2, 4)
 
 
-def test_alternatives_are_the_likeliest_whether_or_not_the_sampled_one_is_among_them() -> None:
+def test_alternatives_are_the_likeliest_whether_or_not_the_sampled_one_is_among_them() -> (
+    None
+):
     body = generate_body(replace(request(), num_alternatives=2), "r")
     # the sampled one takes a place of its own
     assert body["sampling_params"]["logprobs"] == 3
@@ -114,7 +124,9 @@ def test_alternatives_are_the_likeliest_whether_or_not_the_sampled_one_is_among_
     assert segment.alternatives[0].tolist() == [[23, 156]]
 
 
-@pytest.mark.parametrize(("stop_reason", "stop_string"), [("x", "x"), (4, None), (None, None)])
+@pytest.mark.parametrize(
+    ("stop_reason", "stop_string"), [("x", "x"), (4, None), (None, None)]
+)
 def test_a_stop_string_is_told_from_a_stop_token(
     stop_reason: object, stop_string: str | None
 ) -> None:
@@ -134,7 +146,9 @@ def test_what_stands_for_a_logprob_that_is_no_number_is_refused() -> None:
     content = [position((1, -9999.0))]
     spans = [{"version": "own.4", "start": 0, "end": 1}]
     broken = answer(token_ids=[1], logprobs={"content": content}, weight_versions=spans)
-    with pytest.raises(RefusedError, match="a logprob is nan, which is not a finite number"):
+    with pytest.raises(
+        RefusedError, match="a logprob is nan, which is not a finite number"
+    ):
         read(broken)
 
 
@@ -145,14 +159,18 @@ def test_what_stands_for_a_logprob_that_is_no_number_is_refused() -> None:
         ({"weight_versions": []}, "do not cover its 4 ids"),
     ],
 )
-def test_parts_that_contradict_each_other_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_parts_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(TokenMismatchError, match=said):
         read(answer(**changes))
 
 
 @pytest.mark.parametrize("changes", [{"logprobs": None}, {"finish_reason": "error"}])
 def test_another_answer_is_a_lost_server(changes: dict[str, Any]) -> None:
-    with pytest.raises(ServerLostError, match=r"not one of vLLM's .* /inference/v1/generate"):
+    with pytest.raises(
+        ServerLostError, match=r"not one of vLLM's .* /inference/v1/generate"
+    ):
         read(answer(**changes))
 
 
@@ -234,7 +252,11 @@ def test_logprobs_of_our_meaning_are_accepted() -> None:
         pytest.param(log_softmax(LOGITS), np.full(5, np.nan), id="none"),
     ],
 )
-def test_logprobs_of_another_meaning_are_refused(plain: np.ndarray, with_top_p: np.ndarray) -> None:
+def test_logprobs_of_another_meaning_are_refused(
+    plain: np.ndarray, with_top_p: np.ndarray
+) -> None:
     said = meaning_problem(plain, with_top_p)
-    assert said.startswith("has logprobs of another meaning than log-softmax(logits / temperature)")
+    assert said.startswith(
+        "has logprobs of another meaning than log-softmax(logits / temperature)"
+    )
     assert "--logprobs-mode processed_logits" in said

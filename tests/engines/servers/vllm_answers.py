@@ -12,7 +12,9 @@ from agentrl.engines.vllm.client import VLLMClient
 Tokens = list[tuple[int, float]]
 
 
-def vllm_client(url: str, model: str = "model", seeds: dict[str, int] | None = None) -> VLLMClient:
+def vllm_client(
+    url: str, model: str = "model", seeds: dict[str, int] | None = None
+) -> VLLMClient:
     """A client of a server at ``url`` whose weights are called ``own.N``."""
     spec = VLLMEngineSpec(urls=(url,))
     place = EnginePlace(model, context_tokens=64)
@@ -70,8 +72,12 @@ def events() -> list[dict[str, Any]]:
             ],
             "usage": None,
         }
-        for token, content in zip(choice["token_ids"], choice["logprobs"]["content"], strict=True)
+        for token, content in zip(
+            choice["token_ids"], choice["logprobs"]["content"], strict=True
+        )
     ]
     last = told[-1]["choices"][0]
-    last |= {key: choice[key] for key in ("finish_reason", "stop_reason", "weight_versions")}
+    last |= {
+        key: choice[key] for key in ("finish_reason", "stop_reason", "weight_versions")
+    }
     return [*told, {"choices": [], "usage": whole["usage"]}]

@@ -19,7 +19,12 @@ from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.engines.sglang.environment import SGLANG
 from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.training.models.tiny import build_tiny_model
-from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, passes_on
+from tests.engines.servers.broken_server import (
+    Behaviour,
+    BrokenServer,
+    broken_server,
+    passes_on,
+)
 from tests.engines.sglang.models import CONTEXT, DTYPE, HuggingFace
 from tests.kit.server_programs import running, split
 from tests.kit.waiting import DEADLINE_S
@@ -40,7 +45,9 @@ def interpreter() -> str:
     """
     path = Path(os.environ.get("AGENTRL_SGLANG_PYTHON") or SGLANG.python())
     if not path.is_file():
-        pytest.skip(f"no environment for SGLang servers at {path}: run `agentrl install sglang`")
+        pytest.skip(
+            f"no environment for SGLang servers at {path}: run `agentrl install sglang`"
+        )
     return str(path)
 
 
@@ -49,7 +56,13 @@ def make_model(folder: Path, *, seed: int, heads: int = 4, context: int = CONTEX
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     build_tiny_model(
-        folder, demonstrations(0), num_demonstrations=40, vocab_size=300, hidden=32, layers=1, ff=48
+        folder,
+        demonstrations(0),
+        num_demonstrations=40,
+        vocab_size=300,
+        hidden=32,
+        layers=1,
+        ff=48,
     )
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -77,7 +90,9 @@ def warming_up(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path] | None]:
     """The warm-up of the code example, beside the other tests: it takes minutes, and one core."""
-    if not any("warmed_up" in getattr(item, "fixturenames", ()) for item in request.session.items):
+    if not any(
+        "warmed_up" in getattr(item, "fixturenames", ()) for item in request.session.items
+    ):
         yield None
         return
     folder = tmp_path_factory.mktemp("warm-up")
@@ -131,14 +146,18 @@ def reference(model: Path) -> HuggingFace:
 
 
 @pytest.fixture(scope="session")
-def server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(
+    python: str, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The address of a server that any test may own for a while."""
     with running_server(python, model, tmp_path_factory.mktemp("server")) as url:
         yield url
 
 
 @contextmanager
-def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
+def running_server(
+    python: str, model: Path, folder: Path, **settings: Any
+) -> Iterator[str]:
     """A server with these settings beside the usual ones; its address."""
     usual = {
         "context_tokens": CONTEXT,
@@ -189,7 +208,9 @@ def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
         }
         own, place = split(SGLangEngineSpec, {**given, **settings})
         engines.append(
-            SGLangEngine(place, SGLangEngineSpec(**own), None if sender is None else sender())
+            SGLangEngine(
+                place, SGLangEngineSpec(**own), None if sender is None else sender()
+            )
         )
         return engines[-1]
 

@@ -54,7 +54,10 @@ def require_sent(engine: SGLangEngine, weights: Iterable[tuple[str, torch.Tensor
     state = engine.state
     arrays: dict[str, WeightArray] = {
         name: WeightArray(
-            name, "float32", tuple(own.shape), own.detach().reshape(-1).view(torch.uint8).numpy()
+            name,
+            "float32",
+            tuple(own.shape),
+            own.detach().reshape(-1).view(torch.uint8).numpy(),
         )
         for name, own in weights
     }
@@ -92,7 +95,9 @@ def differing(
     for rank, digests in enumerate(ranks):
         for served, digest in digests.items():
             parts = _parts(served, weights, config)
-            if parts is None and (served.startswith("lm_head.") or ".rotary_emb." in served):
+            if parts is None and (
+                served.startswith("lm_head.") or ".rotary_emb." in served
+            ):
                 continue
             compared += 1
             if parts is None or _digest(parts, rank, len(ranks), config) != digest:
@@ -118,7 +123,9 @@ def _digest(
     return sha.digest()[:8].hex()
 
 
-def _shard(array: WeightArray, rank: int, num_ranks: int, num_kv_heads: int) -> npt.NDArray[Any]:
+def _shard(
+    array: WeightArray, rank: int, num_ranks: int, num_kv_heads: int
+) -> npt.NDArray[Any]:
     """What one rank holds."""
     kind = array.name.rpartition(".")[0].rpartition(".")[2]
     axis = int(kind in _COLUMNS_CUT)

@@ -12,7 +12,13 @@ import torch
 
 from agentrl.engines import ServedDtype
 from agentrl.engines.sglang import SGLangEngine
-from agentrl.types import Completion, GenerateRequest, SamplingParams, concat_ids, frozen_ints
+from agentrl.types import (
+    Completion,
+    GenerateRequest,
+    SamplingParams,
+    concat_ids,
+    frozen_ints,
+)
 from tests.engines.sglang.digests import ON_GPU, require_sent
 from tests.kit.waiting import until_async
 
@@ -50,10 +56,16 @@ class HuggingFace:
         """log p of each token of ``made``."""
         ids = [*prompt, *made]
         table = (self.logits(ids) / temperature).log_softmax(-1)
-        return np.array([float(table[at - 1, ids[at]]) for at in range(len(prompt), len(ids))])
+        return np.array(
+            [float(table[at - 1, ids[at]]) for at in range(len(prompt), len(ids))]
+        )
 
     def assert_alternatives(
-        self, prompt: Sequence[int], completion: Completion, count: int, temperature: float = 1.0
+        self,
+        prompt: Sequence[int],
+        completion: Completion,
+        count: int,
+        temperature: float = 1.0,
     ) -> None:
         """Each sampled token has its ``count`` likeliest ones, by falling logprob."""
         table = (self.logits([*prompt, *made(completion)]) / temperature).log_softmax(-1)
@@ -85,7 +97,9 @@ def request(
     names = ("deadline_s", "min_version", "num_alternatives", "on_tokens")
     own = {key: settings.pop(key) for key in names if key in settings}
     sampling = SamplingParams(**{"max_new_tokens": 24} | settings)
-    return GenerateRequest(name, session or name, frozen_ints(prompt), sampling, seed=0, **own)
+    return GenerateRequest(
+        name, session or name, frozen_ints(prompt), sampling, seed=0, **own
+    )
 
 
 def made(completion: Completion) -> list[int]:
@@ -93,7 +107,9 @@ def made(completion: Completion) -> list[int]:
 
 
 def logprobs(completion: Completion) -> np.ndarray:
-    return np.concatenate([s.logprobs for s in completion.segments if s.logprobs is not None])
+    return np.concatenate(
+        [s.logprobs for s in completion.segments if s.logprobs is not None]
+    )
 
 
 def versions(completion: Completion) -> list[int | None]:

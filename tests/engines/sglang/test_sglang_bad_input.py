@@ -52,9 +52,9 @@ def test_a_server_that_samples_from_another_distribution_by_itself_is_refused(
 def test_a_server_that_computes_in_another_dtype_is_refused(
     build: Callable[..., SGLangEngine], server: str, neighbour: Neighbour
 ) -> None:
-    info = httpx.get(f"{server}/server_info", timeout=DEADLINE_S, trust_env=False).json() | {
-        "dtype": "auto"
-    }
+    info = httpx.get(
+        f"{server}/server_info", timeout=DEADLINE_S, trust_env=False
+    ).json() | {"dtype": "auto"}
     own = neighbour(says(json.dumps(info).encode()), "/server_info")
     with pytest.raises(
         EngineError,
@@ -65,13 +65,18 @@ def test_a_server_that_computes_in_another_dtype_is_refused(
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 async def test_logprobs_of_weights_that_are_no_numbers_are_refused(
-    build: Callable[..., SGLangEngine], server: str, reference: HuggingFace, temperature: float
+    build: Callable[..., SGLangEngine],
+    server: str,
+    reference: HuggingFace,
+    temperature: float,
 ) -> None:
     engine = build(server, sender=HttpSender)
     with torch.no_grad():
         reference.module.model.norm.weight[3] = float("nan")
     await asyncio.to_thread(publish, engine, reference, 1)
-    with pytest.raises(RefusedError, match="a logprob is nan, which is not a finite number"):
+    with pytest.raises(
+        RefusedError, match="a logprob is nan, which is not a finite number"
+    ):
         await engine.generate(request("nan", PROMPT, temperature=temperature))
 
 
@@ -96,9 +101,14 @@ def test_a_completion_without_tokens_is_a_turn_of_an_episode_that_is_trained(
         )
 
     run_dir = train(
-        tmp_path, model, f"rollout.sglang.urls=[{neighbour(often_nothing).url}]", "train.steps=2"
+        tmp_path,
+        model,
+        f"rollout.sglang.urls=[{neighbour(often_nothing).url}]",
+        "train.steps=2",
     )
     reader = TrajectoryReader(RunDirectory.open(run_dir))
-    turns = [turn for row in reader.summaries() for turn in reader.get(row.id).trajectory.turns]
+    turns = [
+        turn for row in reader.summaries() for turn in reader.get(row.id).trajectory.turns
+    ]
     assert any(not turn.completion for turn in turns)
     assert_each_was_trained_once(run_dir)

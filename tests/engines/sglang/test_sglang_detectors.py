@@ -71,7 +71,9 @@ CASES: dict[str, tuple[str, tuple[ToolCall, ...]]] = {
         "",
         (
             ToolCall(
-                "call_0", "look_up", {"parts": [1, {"é": None}], "where": {"in": {"x": [True]}}}
+                "call_0",
+                "look_up",
+                {"parts": [1, {"é": None}], "where": {"in": {"x": [True]}}},
             ),
         ),
     ),
@@ -90,7 +92,11 @@ class Case(NamedTuple):
 
 def cases(template: str, folder: Path) -> dict[str, Case]:
     """All that a template can write, read by the parser that goes with it."""
-    saved = saved_family(template, folder) if template in TEMPLATES else saved_any(template, folder)
+    saved = (
+        saved_family(template, folder)
+        if template in TEMPLATES
+        else saved_any(template, folder)
+    )
     renderer = RendererSpec(str(saved)).build()
     parser = parser_for(renderer)
     found = {}
@@ -110,7 +116,9 @@ def cases(template: str, folder: Path) -> dict[str, Case]:
 
 
 @pytest.fixture(scope="module")
-def read(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]:
+def read(
+    python: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Any]:
     """By template and case: the completion, and the calls as SGLang reads them."""
     made = {
         (template, name): case
@@ -120,7 +128,11 @@ def read(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[st
     tools = [
         {
             "type": "function",
-            "function": {"name": t.name, "description": t.description, "parameters": t.parameters},
+            "function": {
+                "name": t.name,
+                "description": t.description,
+                "parameters": t.parameters,
+            },
         }
         for t in TOOLS
     ]

@@ -55,7 +55,9 @@ async def test_a_trained_mixture_is_served_with_the_trainers_logprobs(
             update(actor, make_batch(kind=SegmentKind.TARGET, seed=version))
             await asyncio.to_thread(publish_in_process, actor, engine, version)
             require_sent(engine, actor.weights(DTYPE))
-            completion = await engine.generate(request(f"v{version}", PROMPT, max_new_tokens=16))
+            completion = await engine.generate(
+                request(f"v{version}", PROMPT, max_new_tokens=16)
+            )
     served = logprobs(completion)
     own = own_logprobs(actor, [*PROMPT, *made(completion)])[len(PROMPT) - 1 :]
     np.testing.assert_allclose(served, own, atol=NEAR, rtol=0)

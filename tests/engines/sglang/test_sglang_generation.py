@@ -56,7 +56,9 @@ async def test_logprobs_are_the_models_own(
 async def test_greedy_tokens_are_the_models_own(
     engine: SGLangEngine, reference: HuggingFace
 ) -> None:
-    answer = await engine.generate(request("greedy", PROMPT, temperature=0.0, max_new_tokens=12))
+    answer = await engine.generate(
+        request("greedy", PROMPT, temperature=0.0, max_new_tokens=12)
+    )
     assert made(answer) == reference.greedy(PROMPT, len(made(answer)))
 
 
@@ -65,9 +67,14 @@ async def test_the_token_consistency_holds(engine: SGLangEngine) -> None:
     assert_token_consistency(asked, await engine.generate(asked), engine.info().vocab_size)
 
 
-@pytest.mark.parametrize(("temperature", "sampling"), [(0.7, {}), (1.0, {"top_k": 2}), (0.0, {})])
+@pytest.mark.parametrize(
+    ("temperature", "sampling"), [(0.7, {}), (1.0, {"top_k": 2}), (0.0, {})]
+)
 async def test_alternatives_are_the_models_likeliest_tokens(
-    engine: SGLangEngine, reference: HuggingFace, temperature: float, sampling: dict[str, int]
+    engine: SGLangEngine,
+    reference: HuggingFace,
+    temperature: float,
+    sampling: dict[str, int],
 ) -> None:
     settings = {"temperature": temperature, **sampling}
     plain, *others = await asyncio.gather(
@@ -87,18 +94,25 @@ async def test_a_told_completion_has_alternatives_too(
 ) -> None:
     told: list[int] = []
     answer = await engine.generate(
-        request("told", PROMPT, num_alternatives=5, on_tokens=lambda ids, _: told.extend(ids))
+        request(
+            "told", PROMPT, num_alternatives=5, on_tokens=lambda ids, _: told.extend(ids)
+        )
     )
     assert told == made(answer)[: len(told)]
     reference.assert_alternatives(PROMPT, answer, 5)
 
 
-async def test_a_sampled_stop_token_is_kept(engine: SGLangEngine, reference: HuggingFace) -> None:
+async def test_a_sampled_stop_token_is_kept(
+    engine: SGLangEngine, reference: HuggingFace
+) -> None:
     third = reference.greedy(PROMPT, 3)
     answer = await engine.generate(
         request("stop", PROMPT, temperature=0.0, stop_token_ids=(third[2],))
     )
-    assert (answer.finish_reason, made(answer)) == ("stop", third[: third.index(third[2]) + 1])
+    assert (answer.finish_reason, made(answer)) == (
+        "stop",
+        third[: third.index(third[2]) + 1],
+    )
 
 
 async def test_a_stop_string_across_two_tokens_leaves_both_whole(
@@ -109,7 +123,8 @@ async def test_a_stop_string_across_two_tokens_leaves_both_whole(
     tokenizer = AutoTokenizer.from_pretrained(model)
     prompts = ([7, n] for n in range(3, 290))
     candidates = (
-        (prompt, [tokenizer.decode([t]) for t in reference.greedy(prompt, 2)]) for prompt in prompts
+        (prompt, [tokenizer.decode([t]) for t in reference.greedy(prompt, 2)])
+        for prompt in prompts
     )
     prompt, (first, second) = next(
         c for c in candidates if all(text.isascii() and text.isprintable() for text in c[1])
@@ -135,7 +150,10 @@ async def test_a_sequence_may_fill_the_whole_context(engine: SGLangEngine) -> No
 
 @pytest.mark.parametrize(
     ("prompt", "said"),
-    [([5, 300], r"must lie in \[0, 300\)"), ([9] * CONTEXT, "fit the engine's context_tokens=512")],
+    [
+        ([5, 300], r"must lie in \[0, 300\)"),
+        ([9] * CONTEXT, "fit the engine's context_tokens=512"),
+    ],
 )
 async def test_what_would_break_the_server_is_not_sent(
     engine: SGLangEngine, prompt: list[int], said: str

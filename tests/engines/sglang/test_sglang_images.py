@@ -19,7 +19,13 @@ from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.envs import EnvSpec, Rubric, ToolEnv
 from agentrl.errors import EngineError
 from agentrl.render import RendererSpec
-from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeSettings, RolloutSpec, run_episode
+from agentrl.rollouts import (
+    EpisodeContext,
+    EpisodeKey,
+    EpisodeSettings,
+    RolloutSpec,
+    run_episode,
+)
 from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.run.collection import collect
 from agentrl.store import RunDirectory
@@ -61,7 +67,9 @@ def reference(folder: Path) -> Any:
     """The same model in transformers, and its image processor."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    return Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    return Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
 
 
 async def test_logprobs_are_the_models_own(
@@ -69,7 +77,13 @@ async def test_logprobs_are_the_models_own(
 ) -> None:
     requests = [
         asked(folder, "one", "What is ", picture(84, 56), "?"),
-        asked(folder, "two", picture(84, 56, seed=1), "and", picture(60, 130, seed=2, form="JPEG")),
+        asked(
+            folder,
+            "two",
+            picture(84, 56, seed=1),
+            "and",
+            picture(60, 130, seed=2, form="JPEG"),
+        ),
         asked(folder, "none", "No image at all."),
     ]
     answers = await asyncio.gather(*(engine.generate(request) for request in requests))
@@ -84,9 +98,9 @@ async def test_the_ids_around_an_image_are_not_encoded_anew(
     first = asked(folder, "whole", "aaaa bbbb", picture(84, 56))
     tokenizer = RendererSpec(str(folder), chat_template="chatml").build()
     # one token a character, which no tokenizer would make of this text
-    letters = np.concatenate([tokenizer.tokenize(c) for c in "the user of the assistant"]).astype(
-        np.int32
-    )
+    letters = np.concatenate(
+        [tokenizer.tokenize(c) for c in "the user of the assistant"]
+    ).astype(np.int32)
     assert letters.size > tokenizer.tokenize("the user of the assistant").size
     request = GenerateRequest(
         "split",
@@ -102,7 +116,9 @@ async def test_the_ids_around_an_image_are_not_encoded_anew(
     assert_own_logprobs(reference, folder, request, made(answer), logprobs(answer))
 
 
-async def test_another_image_gives_another_distribution(engine: SGLangEngine, folder: Path) -> None:
+async def test_another_image_gives_another_distribution(
+    engine: SGLangEngine, folder: Path
+) -> None:
     answers = [
         await engine.generate(
             asked(folder, f"seed{seed}", "?", picture(84, 56, seed=seed), temperature=0.0)
@@ -135,7 +151,10 @@ async def test_an_episode_with_images_from_the_task_and_from_a_tool(
     parts = EpisodeContext(
         spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build()
     )
-    content = [{"type": "text", "text": "Look"}, {"type": "image", "image": picture(84, 56)}]
+    content = [
+        {"type": "text", "text": "Look"},
+        {"type": "image", "image": picture(84, 56)},
+    ]
     task = Task("t", ({"role": "user", "content": content},))
     # a random policy may end an episode early: one in thirteen did
     played = [await run_episode(parts, task, EpisodeKey(group, 0)) for group in range(4)]
@@ -159,12 +178,16 @@ class Gallery(ToolEnv):
         return StepResult(Observation(({"role": "user", "content": content},)))
 
 
-async def test_images_that_are_missing_are_refused(engine: SGLangEngine, folder: Path) -> None:
+async def test_images_that_are_missing_are_refused(
+    engine: SGLangEngine, folder: Path
+) -> None:
     request = asked(folder, "lost", "?", picture())
     torn = GenerateRequest(
         "torn", "torn", request.token_ids, request.sampling, seed=0, media=request.media
     )
-    with pytest.raises(EngineError, match="images must be those of media, one each, got 0 for 1"):
+    with pytest.raises(
+        EngineError, match="images must be those of media, one each, got 0 for 1"
+    ):
         await engine.generate(torn)
 
 
@@ -203,13 +226,19 @@ def test_a_data_set_with_images_is_collected_and_shown(
     rows = []
     for number in range(2):
         (tmp_path / f"{number}.png").write_bytes(picture(84, 56, seed=number))
-        content = [{"type": "text", "text": "What?"}, {"type": "image", "image": f"{number}.png"}]
+        content = [
+            {"type": "text", "text": "What?"},
+            {"type": "image", "image": f"{number}.png"},
+        ]
         rows.append(json.dumps({"messages": [{"role": "user", "content": content}]}))
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     own = [f"model.path={folder}", f"rollout.sglang.python={python}"]
     collected = collect(load_config(tmp_path / "config.yaml", own), tmp_path / "out")
     assert len(collected) == 4
-    assert {summary.status for summary in collected} <= {"truncated", "terminated"}  # by chance
+    assert {summary.status for summary in collected} <= {
+        "truncated",
+        "terminated",
+    }  # by chance
     images = [Image.read(picture(84, 56, seed=number)) for number in range(2)]
     directory = RunDirectory.open(tmp_path / "out")
     assert list(directory.engine_folder.rglob("server-0.log"))

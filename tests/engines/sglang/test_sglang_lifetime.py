@@ -42,20 +42,28 @@ class Server:
             str(folder),
             str(model),
         )
-        launched = [pid for pid in supervise.processes() if forking_launch.__file__ in words(pid)]
-        started = [pid for pid in launched if any(word.startswith(own) for word in words(pid))]
+        launched = [
+            pid for pid in supervise.processes() if forking_launch.__file__ in words(pid)
+        ]
+        started = [
+            pid for pid in launched if any(word.startswith(own) for word in words(pid))
+        ]
         (self.marker,) = {supervise.marker_of(pid) for pid in started} - others - {""}
         self.owner = int(self.marker.split("-")[0])
         self.pids = supervise.server_processes(self.marker)
         (self.lifeline,) = (
-            pid for pid in self.pids if any(word.endswith("/supervise.py") for word in words(pid))
+            pid
+            for pid in self.pids
+            if any(word.endswith("/supervise.py") for word in words(pid))
         )
         self.folder = Path(supervise.folder_of(self.marker))
         opened = {path for pid in self.pids for path in open_files(pid)}
         self.shared = {path for path in opened if path.startswith("/dev/shm/")}
         known = (str(folder), str(model), str(self.folder))
         self.strewn = {
-            path for path in opened if path.startswith("/tmp/") and not path.startswith(known)
+            path
+            for path in opened
+            if path.startswith("/tmp/") and not path.startswith(known)
         }
 
     def left(self) -> list[str]:
@@ -77,7 +85,9 @@ def open_files(pid: int) -> set[str]:
         for one in os.scandir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 found.add(os.readlink(one.path))
-    return {path for path in found if path.startswith("/") and not path.endswith(" (deleted)")}
+    return {
+        path for path in found if path.startswith("/") and not path.endswith(" (deleted)")
+    }
 
 
 @pytest.fixture
@@ -90,8 +100,19 @@ def others() -> set[str]:
 def driver(tmp_path: Path, model: Path, python: str, others: set[str]) -> Iterator[Driver]:
     """A run in Ray actors that trains on a server of its own for ever."""
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    own = (f"run.dir={tmp_path / 'run'}", f"model.path={model}", f"rollout.sglang.python={python}")
-    command = [sys.executable, "-m", "agentrl", "train", str(tmp_path / "config.yaml"), *own]
+    own = (
+        f"run.dir={tmp_path / 'run'}",
+        f"model.path={model}",
+        f"rollout.sglang.python={python}",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl",
+        "train",
+        str(tmp_path / "config.yaml"),
+        *own,
+    ]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [*command, "placement.mode=ray", "train.steps=1000", "checkpoint.every=null"],

@@ -10,7 +10,13 @@ import pytest
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
 from agentrl.weight_sync import HttpSender
-from tests.engines.servers.broken_server import Behaviour, breaks_off, keeps_silent, passes_on, says
+from tests.engines.servers.broken_server import (
+    Behaviour,
+    breaks_off,
+    keeps_silent,
+    passes_on,
+    says,
+)
 from tests.engines.sglang.conftest import Neighbour
 from tests.engines.sglang.models import HuggingFace, made, publish, request
 

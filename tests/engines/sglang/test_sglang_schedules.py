@@ -52,7 +52,9 @@ def turns_of_versions(run_dir: Path) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("schedule", "interrupted", "stale_kv"),
     [
-        pytest.param(("rollout.schedule=one_step_off",), False, {"never"}, id="one_step_off"),
+        pytest.param(
+            ("rollout.schedule=one_step_off",), False, {"never"}, id="one_step_off"
+        ),
         pytest.param(QUEUED, True, {"never"}, id="async"),
         pytest.param(
             (*QUEUED, "rollout.pause_mode=in_place"),

@@ -35,7 +35,9 @@ HI: Any = {"role": "user", "content": "Hello"}
 
 
 @pytest.fixture
-def engine(build: Callable[..., SGLangEngine], server: str, reference: HuggingFace) -> SGLangEngine:
+def engine(
+    build: Callable[..., SGLangEngine], server: str, reference: HuggingFace
+) -> SGLangEngine:
     engine = build(server, sender=HttpSender)
     publish(engine, reference, 1)
     return engine
@@ -54,7 +56,11 @@ async def served(
     }
     spec = rollout_spec(**limits, **sampling)
     parts = EpisodeContext(
-        spec, engine, RendererSpec(str(model)).build(), load_parser("hermes"), spec.rubric.build()
+        spec,
+        engine,
+        RendererSpec(str(model)).build(),
+        load_parser("hermes"),
+        spec.rubric.build(),
     )
     server = StandaloneServer(parts, kept.append)
     url = await server.start()
@@ -74,9 +80,13 @@ async def test_an_agents_turns_have_the_servers_ids_and_the_models_logprobs(
 ) -> None:
     kept: list[Trajectory] = []
     async with served(engine, model, kept) as (client, http, url):
-        first = await client.chat.completions.create(model="policy", messages=[HI], max_tokens=12)
+        first = await client.chat.completions.create(
+            model="policy", messages=[HI], max_tokens=12
+        )
         said: Any = {"role": "assistant", "content": first.choices[0].message.content}
-        await client.chat.completions.create(model="policy", messages=[HI, said, HI], max_tokens=12)
+        await client.chat.completions.create(
+            model="policy", messages=[HI, said, HI], max_tokens=12
+        )
         (await http.post(f"{url}/end")).raise_for_status()
     (trajectory,) = kept
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
@@ -107,7 +117,9 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
             model="policy", messages=[HI], stream=True, logprobs=True
         )
         async for chunk in stream:
-            logprobs += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+            logprobs += (
+                chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+            )
             if chunk.choices[0].delta.content:
                 running.append(engine.health().running)
                 pieces.append(chunk.choices[0].delta.content)
@@ -119,7 +131,9 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
     assert len(pieces) > 1  # a busy machine sends the rest in few
     sampled = turn.completion[0].logprobs
     assert sampled is not None
-    assert [entry.logprob for entry in logprobs] == pytest.approx(sampled[: len(logprobs)].tolist())
+    assert [entry.logprob for entry in logprobs] == pytest.approx(
+        sampled[: len(logprobs)].tolist()
+    )
     assert len(logprobs) >= sampled.size - 1  # the token that ended the turn has no text
 
 

@@ -16,9 +16,22 @@ from agentrl.engines.sglang import SGLangEngine
 from agentrl.engines.tensor_parallel import tensor_parallel_shards
 from agentrl.engines.weights import tensor_shapes
 from agentrl.store import read_jsonl
-from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, SharedMemorySender, batches
+from agentrl.weight_sync import (
+    BroadcastSender,
+    DiskSender,
+    HttpSender,
+    SharedMemorySender,
+    batches,
+)
 from tests.engines.sglang.conftest import running_server
-from tests.engines.sglang.models import HuggingFace, logprobs, made, publish, request, versions
+from tests.engines.sglang.models import (
+    HuggingFace,
+    logprobs,
+    made,
+    publish,
+    request,
+    versions,
+)
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
 from tests.run.tiny_run import metrics
 
@@ -31,7 +44,9 @@ PROMPT = [5, 17, 200, 33, 8]
 def split_server(
     python: str, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    with running_server(python, model, tmp_path_factory.mktemp("split-server"), tp_size=2) as url:
+    with running_server(
+        python, model, tmp_path_factory.mktemp("split-server"), tp_size=2
+    ) as url:
         yield url
 
 
@@ -57,7 +72,9 @@ async def test_both_ranks_hold_what_was_sent(
     engine = build(split_server, sender=sender)
     for version in (1, 2):
         reference.scale(1.03)
-        await asyncio.to_thread(publish, engine, reference, version)  # compares each rank's digests
+        await asyncio.to_thread(
+            publish, engine, reference, version
+        )  # compares each rank's digests
         answer = await engine.generate(request(f"v{version}", PROMPT))
         assert versions(answer) == [version]
         np.testing.assert_allclose(
@@ -100,7 +117,9 @@ def test_two_ranks_have_one_server_together_and_each_writes_its_part(
     tmp_path: Path, model: Path, python: str
 ) -> None:
     both = ("placement.mode=ray", "placement.world_size=2", "rollout.sglang.tp_size=2")
-    run_dir = train(tmp_path, model, *both, f"rollout.sglang.python={python}", "train.steps=2")
+    run_dir = train(
+        tmp_path, model, *both, f"rollout.sglang.python={python}", "train.steps=2"
+    )
     rows = metrics(run_dir)
     assert [row["policy_version"] for row in rows] == [1, 2]
     assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4

@@ -28,7 +28,11 @@ def test_training_publishes_each_step_and_samples_what_it_trains(
     if weight_sync == "mount":
         written, seen = tmp_path / "written", tmp_path / "seen"
         seen.symlink_to(written)
-        own = ["weight_sync=disk", f"weights_folder=file://{written}", f"weights_mount={seen}"]
+        own = [
+            "weight_sync=disk",
+            f"weights_folder=file://{written}",
+            f"weights_mount={seen}",
+        ]
     run_dir = train(
         tmp_path,
         model,
@@ -55,7 +59,9 @@ def test_rank_0_broadcasts_what_two_ranks_hold_to_the_server_of_a_rollout_worker
 
 
 @pytest.mark.slow
-def test_a_server_sleeps_while_its_rank_trains(tmp_path: Path, model: Path, python: str) -> None:
+def test_a_server_sleeps_while_its_rank_trains(
+    tmp_path: Path, model: Path, python: str
+) -> None:
     own = ("rollout.sleep=true", f"rollout.sglang.python={python}", "train.steps=2")
     run_dir = train(tmp_path, model, *own)
     rows = list(read_jsonl(run_dir / "metrics.jsonl"))
@@ -68,7 +74,12 @@ def test_a_server_sleeps_while_its_rank_trains(tmp_path: Path, model: Path, pyth
 @pytest.mark.slow
 def test_the_code_example_learns(tmp_path: Path, python: str, warmed_up: Path) -> None:
     run_dir = tmp_path / "run"
-    own = (f"run.dir={run_dir}", f"model.path={warmed_up}", "run.seed=1", "placement.mode=inline")
+    own = (
+        f"run.dir={run_dir}",
+        f"model.path={warmed_up}",
+        "run.seed=1",
+        "placement.mode=inline",
+    )
     small = ("stages.rl.steps=10", "stages.rl.eval.sets={}")
     sglang = ("rollout.engine=sglang", f"rollout.sglang.python={python}")
     with Trainer(load_config(CODE_EXAMPLE, [*own, *small, *sglang])) as trainer:

@@ -81,7 +81,11 @@ async def test_the_servers_serve_what_the_trainer_has(
 
 @pytest.mark.parametrize("sender", SENDERS)
 async def test_weights_in_many_small_portions(
-    build: Build, server: str, reference: HuggingFace, sender: type, monkeypatch: pytest.MonkeyPatch
+    build: Build,
+    server: str,
+    reference: HuggingFace,
+    sender: type,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batch, "BATCH_BYTES", 5000)
     engine = build(server, sender=sender)
@@ -100,7 +104,9 @@ async def test_a_request_in_flight_goes_on_with_both_versions_named(
     engine = build(server, sender=sender)
     await asyncio.to_thread(publish, engine, reference, 1)
     before = HuggingFace(model)
-    [task] = await in_flight(engine, request("mixed", PROMPT, max_new_tokens=450, temperature=0.0))
+    [task] = await in_flight(
+        engine, request("mixed", PROMPT, max_new_tokens=450, temperature=0.0)
+    )
     await asyncio.sleep(0.3)
     reference.scale(1.05)
     await asyncio.to_thread(publish, engine, reference, 2)
@@ -110,7 +116,10 @@ async def test_a_request_in_flight_goes_on_with_both_versions_named(
     tokens = made(answer)
     split = sum(len(s) for s in old)
     wanted = np.concatenate(
-        [before.logprobs(PROMPT, tokens)[:split], reference.logprobs(PROMPT, tokens)[split:]]
+        [
+            before.logprobs(PROMPT, tokens)[:split],
+            reference.logprobs(PROMPT, tokens)[split:],
+        ]
     )
     np.testing.assert_allclose(logprobs(answer), wanted, atol=NEAR)
 
@@ -120,7 +129,9 @@ async def test_an_update_in_place_marks_what_read_old_kv(
 ) -> None:
     engine = build(server, sender=HttpSender)
     await asyncio.to_thread(publish, engine, reference, 1)
-    [task] = await in_flight(engine, request("stale", PROMPT, max_new_tokens=450, temperature=0.0))
+    [task] = await in_flight(
+        engine, request("stale", PROMPT, max_new_tokens=450, temperature=0.0)
+    )
 
     def update() -> None:
         engine.pause("in_place")
@@ -181,7 +192,9 @@ async def test_other_weights_than_the_trainers_are_seen_by_the_probe(
     engine = build(server, sender=HttpSender)
     real = bucket.flattened_bucket
     monkeypatch.setattr(bucket, "flattened_bucket", lambda arrays: real(zeroed(arrays)))
-    with pytest.raises(EngineError, match=r"server 0 \(.*\) computes with other weights than the"):
+    with pytest.raises(
+        EngineError, match=r"server 0 \(.*\) computes with other weights than the"
+    ):
         await asyncio.to_thread(publish_in_process, actor, engine, 1)
     assert engine.health().state == "closed"
 
@@ -204,7 +217,9 @@ async def test_a_tensor_that_was_not_put_tears_the_engine(
                 session.put(name, parameter)
         session.commit()
 
-    with pytest.raises(EngineError, match=r"1 of \d+ tensors were not put, first 'model\.norm"):
+    with pytest.raises(
+        EngineError, match=r"1 of \d+ tensors were not put, first 'model\.norm"
+    ):
         await asyncio.to_thread(incomplete)
     assert engine.health().state == "corrupt"
     with pytest.raises(EngineError, match="corrupt"):
@@ -240,7 +255,12 @@ async def test_a_tensor_of_another_model_never_reaches_a_server(
     ],
 )
 def test_a_server_of_another_model_is_refused(
-    build: Build, server: str, model: Path, tmp_path: Path, change: dict[str, Any], said: str
+    build: Build,
+    server: str,
+    model: Path,
+    tmp_path: Path,
+    change: dict[str, Any],
+    said: str,
 ) -> None:
     with pytest.raises(EngineError, match=f"serves another model: {said}"):
         build(

@@ -32,7 +32,11 @@ def test_a_worker_is_killed_in_the_middle_of_a_step_and_the_run_goes_on(
             os.kill(os.getpid(), signal.SIGKILL)
         return graded(episode)
 
-    apart = ("placement.mode=ray", "placement.rollout_workers=1", f"rollout.sglang.python={python}")
+    apart = (
+        "placement.mode=ray",
+        "placement.rollout_workers=1",
+        f"rollout.sglang.python={python}",
+    )
     run_dir = train(tmp_path, model, *apart, reward=kill_once)
     rows = metrics(run_dir)
     assert killed.exists()

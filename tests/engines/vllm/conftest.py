@@ -35,7 +35,9 @@ def interpreter() -> str:
     """
     path = Path(os.environ.get("AGENTRL_VLLM_PYTHON") or VLLM.python())
     if not path.is_file():
-        pytest.skip(f"no environment for vLLM servers at {path}: run `agentrl install vllm`")
+        pytest.skip(
+            f"no environment for vLLM servers at {path}: run `agentrl install vllm`"
+        )
     return str(path)
 
 
@@ -59,16 +61,25 @@ def specified(settings: dict[str, Any]) -> tuple[VLLMEngineSpec, EnginePlace]:
 
 
 @contextmanager
-def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
+def running_server(
+    python: str, model: Path, folder: Path, **settings: Any
+) -> Iterator[str]:
     """A server with these settings beside the usual ones; its address."""
-    given = {"model": str(model), "folder": str(folder), "kv_tokens": 3 * CONTEXT, "python": python}
+    given = {
+        "model": str(model),
+        "folder": str(folder),
+        "kv_tokens": 3 * CONTEXT,
+        "python": python,
+    }
     spec, place = specified(given | settings)
     with running(VLLMServers(place, spec), model, folder) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(
+    python: str, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The address of a server that any test may own for a while."""
     with running_server(python, model, tmp_path_factory.mktemp("server")) as url:
         yield url

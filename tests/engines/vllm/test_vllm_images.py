@@ -54,7 +54,9 @@ def reference(folder: Path) -> Any:
     """The same model in transformers."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    return Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    return Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
 
 
 async def test_logprobs_are_the_models_own(
@@ -62,7 +64,13 @@ async def test_logprobs_are_the_models_own(
 ) -> None:
     requests = [
         asked(folder, "one", "What is ", picture(84, 56), "?"),
-        asked(folder, "two", picture(84, 56, seed=1), "and", picture(60, 130, seed=2, form="JPEG")),
+        asked(
+            folder,
+            "two",
+            picture(84, 56, seed=1),
+            "and",
+            picture(60, 130, seed=2, form="JPEG"),
+        ),
         asked(folder, "none", "No image at all."),
     ]
     answers = await asyncio.gather(*map(engine.generate, requests))
@@ -90,9 +98,13 @@ async def test_what_a_server_says_of_its_weights_covers_tower_and_language_model
     # by the folder's names
     tensors = [*load_file(folder / "model.safetensors").items()]
     parts = ("What is ", picture(84, 56), "?")
-    seen = [asked(folder, str(n), *parts, max_new_tokens=1, temperature=0.0) for n in range(3)]
+    seen = [
+        asked(folder, str(n), *parts, max_new_tokens=1, temperature=0.0) for n in range(3)
+    ]
     found = [logprobs(await engine.generate(seen[0]))]
-    for version, changed in enumerate(("visual.merger.ln_q.weight", "model.norm.weight"), 1):
+    for version, changed in enumerate(
+        ("visual.merger.ln_q.weight", "model.norm.weight"), 1
+    ):
         await asyncio.to_thread(publish, version, changed)
         found.append(logprobs(await engine.generate(seen[version])))
     assert len({float(one[0]) for one in found}) == 3

@@ -61,11 +61,16 @@ async def test_a_killed_server_comes_back_with_the_weights_that_were_sent(
     np.testing.assert_allclose(
         logprobs(answer), reference.logprobs([5, 17, 9], made(answer)), atol=NEAR
     )
-    assert [notice.event for notice in engine.take_notices()] == ["server_lost", "server_restarted"]
+    assert [notice.event for notice in engine.take_notices()] == [
+        "server_lost",
+        "server_restarted",
+    ]
 
 
 def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(
     tmp_path: Path, model: Path, python: str
 ) -> None:
     own = ("rollout.engine=vllm", f"rollout.vllm.python={python}")
-    assert_a_killed_server_costs_nothing(tmp_path, model, *own, server=lambda: server_of(model))
+    assert_a_killed_server_costs_nothing(
+        tmp_path, model, *own, server=lambda: server_of(model)
+    )

@@ -125,7 +125,10 @@ async def test_stops_leave_the_tokens_whole(
     answer = await engine.generate(
         request("stop", PROMPT, temperature=0.0, stop_token_ids=(third[2],))
     )
-    assert (answer.finish_reason, made(answer)) == ("stop", third[: third.index(third[2]) + 1])
+    assert (answer.finish_reason, made(answer)) == (
+        "stop",
+        third[: third.index(third[2]) + 1],
+    )
     tokenizer = AutoTokenizer.from_pretrained(model)
     answer = await engine.generate(
         request("string", PROMPT, stop=("a", "e", "i"), max_new_tokens=400)
@@ -183,7 +186,9 @@ async def test_a_completion_across_a_publish_names_both_versions(
     await asyncio.to_thread(publish, engine, reference, 3)
     fresh = await engine.generate(request("fresh", PROMPT))
     assert (versions(fresh), fresh.stale_kv) == ([3], "never")
-    np.testing.assert_allclose(logprobs(fresh), reference.logprobs(PROMPT, made(fresh)), atol=NEAR)
+    np.testing.assert_allclose(
+        logprobs(fresh), reference.logprobs(PROMPT, made(fresh)), atol=NEAR
+    )
 
 
 async def test_a_drained_completion_is_of_one_version(
@@ -255,13 +260,17 @@ async def test_an_engine_that_slept_serves_after_an_update(
     )
 
 
-def test_a_server_of_another_model_is_refused(build: Build, server: str, tmp_path: Path) -> None:
+def test_a_server_of_another_model_is_refused(
+    build: Build, server: str, tmp_path: Path
+) -> None:
     from tests.engines.sglang.conftest import make_model
 
     other = make_model(tmp_path / "other", seed=5, heads=2, context=CONTEXT)
     config = other / "config.json"
     config.write_text(config.read_text().replace('"vocab_size": 300', '"vocab_size": 301'))
-    with pytest.raises(EngineError, match=r"serves another model: vocab_size is 300, .* has 301"):
+    with pytest.raises(
+        EngineError, match=r"serves another model: vocab_size is 300, .* has 301"
+    ):
         build(server, model=str(other))
 
 

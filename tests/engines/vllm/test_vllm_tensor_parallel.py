@@ -26,9 +26,14 @@ def split_server(
         yield url
 
 
-@pytest.mark.parametrize("sender", [SharedMemorySender, DiskSender, HttpSender, BroadcastSender])
+@pytest.mark.parametrize(
+    "sender", [SharedMemorySender, DiskSender, HttpSender, BroadcastSender]
+)
 async def test_both_ranks_hold_what_was_sent(
-    build: Build, split_server: str, reference: HuggingFace, sender: Callable[[], WeightSender]
+    build: Build,
+    split_server: str,
+    reference: HuggingFace,
+    sender: Callable[[], WeightSender],
 ) -> None:
     engine = build(split_server, sender=sender, tp_size=2)
     for version in (1, 2):

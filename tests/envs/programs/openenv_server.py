@@ -10,7 +10,13 @@ import sys
 from typing import Any
 
 import uvicorn
-from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+from openenv.core.env_server import (
+    Action,
+    Environment,
+    Observation,
+    State,
+    create_fastapi_app,
+)
 
 
 class Say(Action):
@@ -32,7 +38,9 @@ class Count(Environment):  # type: ignore[misc]
         super().__init__()
         self.state_ = State()
 
-    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Heard:
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, **_: Any
+    ) -> Heard:
         self.state_ = State(step_count=0)
         self.begin = (seed or 0) % 10
         return Heard(text=f"Count from {self.begin}.")

@@ -10,7 +10,11 @@ from agentrl.types import Message, Status, Task, Turn
 
 
 def episode(
-    said: str, answer: Any = None, *, question: str = "?", info: Mapping[str, Any] | None = None
+    said: str,
+    answer: Any = None,
+    *,
+    question: str = "?",
+    info: Mapping[str, Any] | None = None,
 ) -> EpisodeView:
     """An episode of one turn."""
     opening: Message = {"role": "user", "content": question}

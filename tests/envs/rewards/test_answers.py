@@ -29,7 +29,9 @@ def submitting(answer: str, truth: Any) -> EpisodeView:
     """An episode that submits an answer after it said another."""
     own = episode("answer: nonsense", truth)
     call = CallRecord(
-        ToolCall("c", "submit", {"answer": answer}), None, ToolResult("c", "submit", "", end=True)
+        ToolCall("c", "submit", {"answer": answer}),
+        None,
+        ToolResult("c", "submit", "", end=True),
     )
     return replace(own, turns=(replace(own.turns[0], calls=(call,)),))
 
@@ -78,7 +80,9 @@ async def test_a_list_of_answers_accepts_each(name: str) -> None:
         ("answer" + " " * 10**6 + "x", "answer" + " " * 10**6 + "x"),
     ],
 )
-def test_what_follows_the_last_label_is_stated_in_linear_time(text: str, stated: str) -> None:
+def test_what_follows_the_last_label_is_stated_in_linear_time(
+    text: str, stated: str
+) -> None:
     assert stated_answer(text) == stated
 
 

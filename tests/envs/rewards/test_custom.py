@@ -24,7 +24,9 @@ def reward(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
     )
 
 
-def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> float:
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any
+) -> float:
     assert (data_source, extra_info) == ("default", {"level": 3, "num_turns": 1})
     return float(solution_str.split("####")[-1].strip() == ground_truth)
 
@@ -35,7 +37,9 @@ async def test_verls_function_gets_what_verl_gives_it() -> None:
 
 
 async def test_the_other_entries_of_verls_mapping_are_the_reason() -> None:
-    def compute(data_source: str, solution_str: str, ground_truth: str, **extra: Any) -> Any:
+    def compute(
+        data_source: str, solution_str: str, ground_truth: str, **extra: Any
+    ) -> Any:
         return {"score": 0.5, "acc": np.True_, "pred": solution_str, "kind": extra["kind"]}
 
     scores = await Rubric([reward(compute, args={"kind": "x"})]).scores(episode("4"))
@@ -43,20 +47,29 @@ async def test_the_other_entries_of_verls_mapping_are_the_reason() -> None:
 
 
 async def test_verls_batched_function_gets_a_group() -> None:
-    def batched(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> Any:
+    def batched(
+        data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any
+    ) -> Any:
         return [
-            float(said == truth) for said, truth in zip(solution_strs, ground_truths, strict=True)
+            float(said == truth)
+            for said, truth in zip(solution_strs, ground_truths, strict=True)
         ]
 
-    found = await Rubric([reward(batched)]).group_scores([episode("4", "4"), episode("5", "4")])
+    found = await Rubric([reward(batched)]).group_scores(
+        [episode("4", "4"), episode("5", "4")]
+    )
     assert [own["own"].value for own in found] == [1.0, 0.0]
 
 
 async def test_a_mapping_of_verls_batched_function_is_refused() -> None:
-    def batched(data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any) -> Any:
+    def batched(
+        data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any
+    ) -> Any:
         return {0: 0.5, 1: 0.5}
 
-    with pytest.raises(RewardError, match=r"must give a list of 2 numbers, .* got \{0: 0\.5"):
+    with pytest.raises(
+        RewardError, match=r"must give a list of 2 numbers, .* got \{0: 0\.5"
+    ):
         await Rubric([reward(batched)]).group_scores([episode("4", "4"), episode("5", "4")])
 
 
@@ -85,7 +98,9 @@ async def test_a_column_that_the_data_lacks_is_named() -> None:
     def wants(completions: Any, solution: Any) -> Any:
         return [0.0 for _ in completions]
 
-    with pytest.raises(RewardError, match="needs the column 'solution', and task 't-1' has answer"):
+    with pytest.raises(
+        RewardError, match="needs the column 'solution', and task 't-1' has answer"
+    ):
         await Rubric([reward(wants)]).group_scores([episode("4")])
 
 
@@ -94,14 +109,19 @@ async def test_what_trls_function_gives_for_one_is_named_and_never_zero(value: A
     def odd(completions: Any, **columns: Any) -> Any:
         return [1.0, value]
 
-    with pytest.raises(RewardError, match=r"must be a finite number, got .*test_custom\.py:\d+"):
+    with pytest.raises(
+        RewardError, match=r"must be a finite number, got .*test_custom\.py:\d+"
+    ):
         await Rubric([reward(odd)]).group_scores([episode("4"), episode("5")])
 
 
 @pytest.mark.parametrize(
     ("function", "rule"),
     [
-        (lambda episode: 1.0, "must take verl's .* or TRL's .*belongs into reward.functions"),
+        (
+            lambda episode: 1.0,
+            "must take verl's .* or TRL's .*belongs into reward.functions",
+        ),
         (
             lambda data_source, solution_str, ground_truth, tokenizer: 1.0,
             "needs the argument 'tokenizer'.*reward.custom.args",

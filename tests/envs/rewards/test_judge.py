@@ -108,7 +108,9 @@ def test_a_score_is_looked_for_in_linear_time(text: str) -> None:
 
 async def test_no_score_at_all_is_a_failure() -> None:
     async with odd_server(said("Good."), said("Good."), said("Good.")) as server:
-        with pytest.raises(RewardError, match=r"gave no line 'Score: NUMBER' from 0 to 10 in 3"):
+        with pytest.raises(
+            RewardError, match=r"gave no line 'Score: NUMBER' from 0 to 10 in 3"
+        ):
             await judged(server)
 
 
@@ -118,7 +120,9 @@ async def test_a_judge_that_fails_is_a_failure_of_the_reward_and_never_zero() ->
         async def asked(view: Any) -> Any:
             return await judged(server)
 
-        with pytest.raises(RewardError, match="reward 'asked' of task 't-1' raised ServerError"):
+        with pytest.raises(
+            RewardError, match="reward 'asked' of task 't-1' raised ServerError"
+        ):
             await Rubric([asked]).score(episode("x"))
     assert len(server.asked) == 2
 
@@ -156,9 +160,9 @@ async def test_its_file_lies_in_the_configurations_folder_and_its_connections_en
         part = RewardFunctionConfig(function="judge", args=args)
         rubric = RubricSpec(RewardConfig(functions=(part,)), str(tmp_path)).build()
         assert await rubric.score(episode("x")) == {"judge": 0.5}
-        assert [json.loads(line)[1] for line in (tmp_path / "kept" / "judge.jsonl").open()] == [
-            "Score: 5"
-        ]
+        assert [
+            json.loads(line)[1] for line in (tmp_path / "kept" / "judge.jsonl").open()
+        ] == ["Score: 5"]
         (client,) = module._clients
         assert len(client._connections) == 1
         await rubric.close()

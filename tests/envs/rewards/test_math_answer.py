@@ -68,7 +68,12 @@ def test_answers(said: str, answer: object, value: float) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    ["$9^{9^{9^{9^{9}}}}$", "$\\sum_{n=1}^{10^{9}} n^{n}$", "$" + "(" * 5000 + "1", "\x00\ud800"],
+    [
+        "$9^{9^{9^{9^{9}}}}$",
+        "$\\sum_{n=1}^{10^{9}} n^{n}$",
+        "$" + "(" * 5000 + "1",
+        "\x00\ud800",
+    ],
 )
 def test_a_hostile_text_is_wrong_and_bounded_in_time(said: str) -> None:
     start = time.monotonic()
@@ -79,7 +84,9 @@ def test_a_hostile_text_is_wrong_and_bounded_in_time(said: str) -> None:
 
 
 def test_an_answer_of_the_task_that_is_no_expression_is_a_failure() -> None:
-    with pytest.raises(RewardError, match=r"cannot read the answer of task 't-1'.*correct it"):
+    with pytest.raises(
+        RewardError, match=r"cannot read the answer of task 't-1'.*correct it"
+    ):
         math_answer(episode("72", ["72", ""]))
 
 

@@ -31,7 +31,9 @@ TESTS = ["assert add(1, 2) == 3", "assert all(map(add, [1], [-2]))"]
 
 
 def task(answer: Any = "42") -> Task:
-    return Task("t-1", ({"role": "user", "content": "?"},), answer=answer, info={"tests": TESTS})
+    return Task(
+        "t-1", ({"role": "user", "content": "?"},), answer=answer, info={"tests": TESTS}
+    )
 
 
 def built_in(name: str, **more: Any) -> Callable[[EpisodeView], Any]:
@@ -80,9 +82,18 @@ def loudest(views: Sequence[EpisodeView]) -> list[float]:
 @pytest.mark.parametrize(
     ("reward", "rule"),
     [
-        (number, r"\(number\) breaks \d+ rule.*\[excluded\] the hostile answer '.*ValueError"),
-        (confident, r"\(confident\) breaks 2 .*\[forged\] the hostile answer 'a score' gets 1"),
-        (pattern, r"\(pattern\) breaks 1 .*\[slow\] .*'letters that do not end as they should'"),
+        (
+            number,
+            r"\(number\) breaks \d+ rule.*\[excluded\] the hostile answer '.*ValueError",
+        ),
+        (
+            confident,
+            r"\(confident\) breaks 2 .*\[forged\] the hostile answer 'a score' gets 1",
+        ),
+        (
+            pattern,
+            r"\(pattern\) breaks 1 .*\[slow\] .*'letters that do not end as they should'",
+        ),
         (waits, r"\(waits\) breaks 1 .*\[slow\] .* holds the event loop for 0\.\d"),
         (loudest, r"\(loudest\) breaks \d+ .*\[forged\] .*'many words' gets 1"),
     ],
@@ -103,7 +114,9 @@ def test_a_reward_that_cannot_be_given_the_empty_answer_is_named() -> None:
     def fails(view: EpisodeView) -> float:
         return 1 / len(view.final_text)
 
-    with pytest.raises(RewardError, match=r"\[excluded\] the empty answer fails the episode"):
+    with pytest.raises(
+        RewardError, match=r"\[excluded\] the empty answer fails the episode"
+    ):
         check_reward(fails, task())
 
 
@@ -124,5 +137,7 @@ def test_the_answers_are_short_enough_for_a_reward_that_reads_all_of_them() -> N
         ("```\n" + "\n" * 10**6, None),
     ],
 )
-def test_the_last_closed_block_is_found_in_linear_time(text: str, block: str | None) -> None:
+def test_the_last_closed_block_is_found_in_linear_time(
+    text: str, block: str | None
+) -> None:
     assert last_block(text) == block

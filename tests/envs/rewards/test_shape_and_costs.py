@@ -61,7 +61,9 @@ def test_a_pattern_that_is_none_is_a_fault_of_the_settings() -> None:
         text_format(episode("x"), pattern="(")
 
 
-@pytest.mark.parametrize(("tokens", "cost"), [(10, 0.0), (15, -0.5), (20, -1.0), (99, -1.0)])
+@pytest.mark.parametrize(
+    ("tokens", "cost"), [(10, 0.0), (15, -0.5), (20, -1.0), (99, -1.0)]
+)
 def test_length_costs_linearly_between_two_bounds(tokens: int, cost: float) -> None:
     own = episode("x")
     sampled = Segment(

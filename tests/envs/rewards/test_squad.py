@@ -55,7 +55,9 @@ def official_normal(text: str) -> str:
 def official_f1(prediction: str, ground_truth: str) -> float:
     prediction_tokens = official_normal(prediction).split()
     ground_truth_tokens = official_normal(ground_truth).split()
-    common = collections.Counter(prediction_tokens) & collections.Counter(ground_truth_tokens)
+    common = collections.Counter(prediction_tokens) & collections.Counter(
+        ground_truth_tokens
+    )
     num_same = sum(common.values())
     if num_same == 0:
         return 0
@@ -68,7 +70,9 @@ def test_the_official_script_computes_the_same() -> None:
     rng = random.Random(0)
     words = ["the", "a", "Red", "red,", "U.S.", "car's", "an", "42", "-", "über"]
     for _ in range(500):
-        said, truth = (" ".join(rng.choices(words, k=rng.randrange(1, 7))) for _ in range(2))
+        said, truth = (
+            " ".join(rng.choices(words, k=rng.randrange(1, 7))) for _ in range(2)
+        )
         own = episode(f"Answer: {said}", truth)
         assert exact_match(own) == float(official_normal(said) == official_normal(truth))
         assert f1(own) == pytest.approx(official_f1(said, truth), abs=1e-12)

@@ -49,9 +49,13 @@ check(add)
 """
 
 
-async def test_a_function_that_checks_a_candidate_is_run_until_every_call_is_known() -> None:
+async def test_a_function_that_checks_a_candidate_is_run_until_every_call_is_known() -> (
+    None
+):
     assert (await scored("def add(a, b):\n    return a + b", [CHECK])).value == 1.0
-    assert (await scored("def add(a, b):\n    return a + 1 if a else 1", [CHECK])).value == 1.0
+    assert (
+        await scored("def add(a, b):\n    return a + 1 if a else 1", [CHECK])
+    ).value == 1.0
     assert (await scored("def add(a, b):\n    return 2", [CHECK])).value == 0.0
 
 
@@ -216,15 +220,33 @@ async def test_programs_are_told_by_what_they_print() -> None:
         ([3], "needs the tests of task 't-1'"),
         ({"inputs": ["1"], "outputs": []}, "as many inputs as outputs"),
         ({"inputs": "12", "outputs": "37"}, r"needs lists of .*, got '12' and '37'"),
-        (["assert add(1 =="], r"tests of task 't-1' fail before they call .* \(error: SyntaxError"),
-        (["import absent\nassert add(1, 2) == 3"], "ModuleNotFoundError: No module named 'absent'"),
-        (["assert add(1, 2) == 3\nimport absent"], "ModuleNotFoundError: No module named 'absent'"),
+        (
+            ["assert add(1 =="],
+            r"tests of task 't-1' fail before they call .* \(error: SyntaxError",
+        ),
+        (
+            ["import absent\nassert add(1, 2) == 3"],
+            "ModuleNotFoundError: No module named 'absent'",
+        ),
+        (
+            ["assert add(1, 2) == 3\nimport absent"],
+            "ModuleNotFoundError: No module named 'absent'",
+        ),
         (["assert add(1, lambda: 2) == 3"], "Unplain: function is no plain value"),
-        (["assert add(1, 2) == 3\nassert add(1, lambda: 2) == 3"], "Unplain: function is no plain"),
-        (["try:\n    add(print)\nexcept Exception:\n    pass"], "Unplain: builtin_function_or_"),
+        (
+            ["assert add(1, 2) == 3\nassert add(1, lambda: 2) == 3"],
+            "Unplain: function is no plain",
+        ),
+        (
+            ["try:\n    add(print)\nexcept Exception:\n    pass"],
+            "Unplain: builtin_function_or_",
+        ),
         (["assert math.isclose(add(1, 2), 3)"], "AttributeError: 'function' object has no"),
         (["x = 1 / 0\nassert add(1, x) == 3"], "ZeroDivisionError: division by zero"),
-        (["assert add(1, 2) == 3", "assert LIMIT == 5"], r"\(AssertionError\); correct them"),
+        (
+            ["assert add(1, 2) == 3", "assert LIMIT == 5"],
+            r"\(AssertionError\); correct them",
+        ),
         (
             ["def test_add():\n    assert add(1, 2) == 3"],
             "none of them calls a function or class of it",
@@ -237,13 +259,17 @@ async def test_tests_that_are_none_are_a_failure(tests: Any, rule: str) -> None:
 
 
 async def test_a_setup_that_the_sandbox_cannot_run_is_a_failure() -> None:
-    with pytest.raises(RewardError, match=r"'t-1' fail before they call .*ModuleNotFoundError"):
+    with pytest.raises(
+        RewardError, match=r"'t-1' fail before they call .*ModuleNotFoundError"
+    ):
         await scored("def add(a, b):\n    return a + b", test_setup="import absent")
 
 
 @pytest.mark.parametrize("setup", ["import absent", "def f(:", "raise SystemExit(0)"])
 async def test_a_setup_of_the_code_that_fails_is_a_failure(setup: str) -> None:
-    with pytest.raises(RewardError, match=r"'t-1' fail before they call .*code_setup: \w+: "):
+    with pytest.raises(
+        RewardError, match=r"'t-1' fail before they call .*code_setup: \w+: "
+    ):
         await scored("def add(a, b):\n    return a + b", code_setup=setup)
 
 
@@ -266,7 +292,10 @@ async def test_no_code_makes_a_failure_of_its_tests(body: str, test: str) -> Non
 
 
 RIGHT = {
-    "a number of many digits": ("def f(n):\n    return -(10**n)", "assert f(5000) == -(10**5000)"),
+    "a number of many digits": (
+        "def f(n):\n    return -(10**n)",
+        "assert f(5000) == -(10**5000)",
+    ),
     "an error of its own": (
         "class Bad(ValueError):\n    pass\ndef f():\n    raise Bad('no')",
         "try:\n    f()\nexcept ValueError as error:\n    assert str(error) == 'no'",
@@ -288,7 +317,9 @@ RIGHT = {
 
 @pytest.mark.parametrize(("code", "test"), RIGHT.values(), ids=RIGHT)
 async def test_right_code_passes(code: str, test: str) -> None:
-    assert await scored(code, [test]) == Score(1.0, {"passed": 1, "tests": 1, "problems": []})
+    assert await scored(code, [test]) == Score(
+        1.0, {"passed": 1, "tests": 1, "problems": []}
+    )
 
 
 STACK = """
@@ -366,14 +397,16 @@ OBJECTS = {
         "assert seen == [1, 2, 3]",
     ),
     "a loop until there is None": (
-        STACK + "    def get(self):\n        return self.items.pop() if self.items else None",
+        STACK
+        + "    def get(self):\n        return self.items.pop() if self.items else None",
         "for s in (Stack(1, 2), Stack(1, 3).push(2)):\n    seen = []\n    while True:\n"
         "        x = s.get()\n        if x is None:\n            break\n        seen.append(x)\n"
         "    assert seen[0] == 2 and seen[-1] == 1",
         "while Stack(1).get() is None:\n    pass\nassert False",
     ),
     "a context": (
-        STACK + "    def __enter__(self):\n        return self\n    def __exit__(self, *of):\n"
+        STACK
+        + "    def __enter__(self):\n        return self\n    def __exit__(self, *of):\n"
         "        self.items.append(of)",
         "s = Stack(1)\nwith s as t:\n    t.push(3)\nassert list(s) == [1, 3, (None, None, None)]",
         "with Stack(1) as s:\n    assert s.pop() == 2",

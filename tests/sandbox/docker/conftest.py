@@ -33,7 +33,12 @@ class Engine:
         self.host = f"unix://{folder}/s.sock"
 
     def start(self) -> None:
-        folders = ["--data-root", f"{self.folder}/root", "--exec-root", f"{self.folder}/exec"]
+        folders = [
+            "--data-root",
+            f"{self.folder}/root",
+            "--exec-root",
+            f"{self.folder}/exec",
+        ]
         options = [
             "--iptables=false",
             "--ip6tables=false",

@@ -42,7 +42,9 @@ def own(spec: SandboxSpec) -> Iterator[Make]:
     sizes = itertools.count(2)
 
     def make(**changes: Any) -> SandboxSpec:
-        return spec.replace(docker=spec.docker.replace(max_sandboxes=next(sizes), **changes))
+        return spec.replace(
+            docker=spec.docker.replace(max_sandboxes=next(sizes), **changes)
+        )
 
     close_servers()
     yield make
@@ -65,7 +67,9 @@ async def test_the_container_is_hardened(own: Make, client: docker.DockerClient)
     assert config["AutoRemove"] is True
     assert config["LogConfig"]["Type"] == "none"
     assert not config["Binds"]
-    assert all("size=" in options and "nosuid" in options for options in config["Tmpfs"].values())
+    assert all(
+        "size=" in options and "nosuid" in options for options in config["Tmpfs"].values()
+    )
     assert not [mount for mount in attributes["Mounts"] if mount["Type"] == "bind"]
 
 
@@ -143,7 +147,9 @@ async def test_resting_interpreters_at_their_limit_of_threads_leave_room_for_all
 ) -> None:
     # one process a sandbox and one run at its limit would be 8 + 16 of the container's own, far
     # below 8 * (1 + 16)
-    limits = Limits(processes=16, memory_bytes=2**32)  # of which each thread reserves 64 MiB
+    limits = Limits(
+        processes=16, memory_bytes=2**32
+    )  # of which each thread reserves 64 MiB
     spec = own().replace(limits=limits, max_executing=1, persist="interpreter")
     spec = spec.replace(docker=spec.docker.replace(max_sandboxes=8))
     rest = """
@@ -170,11 +176,15 @@ async def test_large_data_travels_both_ways_while_others_run(spec: SandboxSpec) 
 
     async def work(number: int) -> list[bytes]:
         async with spec.build() as sandbox:
-            return [(await sandbox.run(f"print({number}, {turn})")).stdout for turn in range(10)]
+            return [
+                (await sandbox.run(f"print({number}, {turn})")).stdout for turn in range(10)
+            ]
 
     moved, *said = await asyncio.gather(move(), *(work(number) for number in range(4)))
     assert moved == data
-    assert said == [[f"{number} {turn}\n".encode() for turn in range(10)] for number in range(4)]
+    assert said == [
+        [f"{number} {turn}\n".encode() for turn in range(10)] for number in range(4)
+    ]
 
 
 async def test_a_container_killed_in_mid_run_is_a_failure_that_may_be_retried(
@@ -195,20 +205,24 @@ async def test_a_container_killed_in_mid_run_is_a_failure_that_may_be_retried(
         await sandbox.close()
 
 
-async def test_what_killed_a_container_is_said(own: Make, client: docker.DockerClient) -> None:
+async def test_what_killed_a_container_is_said(
+    own: Make, client: docker.DockerClient
+) -> None:
     spec = own()
     sandbox = spec.build()
     await sandbox.run("pass")
     container_of(spec, client).kill()
     with pytest.raises(
-        SandboxError, match=r"its container was killed, by its limit DockerSettings\.memory_bytes"
+        SandboxError,
+        match=r"its container was killed, by its limit DockerSettings\.memory_bytes",
     ):
         await sandbox.close()
 
 
 def test_a_missing_runtime_is_named(own: Make) -> None:
     with pytest.raises(
-        MachineError, match=r"DockerSettings\.runtime='no-such': the engine has no such runtime"
+        MachineError,
+        match=r"DockerSettings\.runtime='no-such': the engine has no such runtime",
     ):
         own(runtime="no-such").check()
 
@@ -218,7 +232,9 @@ def test_a_container_smaller_than_one_run_is_refused(own: Make) -> None:
         own(memory_bytes=256 * 2**20).build()
 
 
-async def test_a_sandbox_after_its_host_was_recycled_is_in_another_container(own: Make) -> None:
+async def test_a_sandbox_after_its_host_was_recycled_is_in_another_container(
+    own: Make,
+) -> None:
     spec = own().replace(recycle_after=2)
     async with spec.build() as first:
         for _ in range(3):
@@ -229,7 +245,9 @@ async def test_a_sandbox_after_its_host_was_recycled_is_in_another_container(own
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "limit"), [(2**29, 2**30), (250 * 2**20, 256 * 2**20)], ids=["half", "nearly all"]
+    ("num_bytes", "limit"),
+    [(2**29, 2**30), (250 * 2**20, 256 * 2**20)],
+    ids=["half", "nearly all"],
 )
 async def test_a_container_out_of_memory_is_no_fault_of_the_code(
     own: Make, num_bytes: int, limit: int
@@ -238,8 +256,12 @@ async def test_a_container_out_of_memory_is_no_fault_of_the_code(
     spec = own(memory_bytes=256 * 2**20).replace(limits=limits)
     async with spec.build() as sandbox:
         await sandbox.run("pass")
-        with pytest.raises(SandboxError, match="its container or the machine is full") as failure:
-            await sandbox.run(f"x = bytearray({num_bytes})", limits=Limits(memory_bytes=limit))
+        with pytest.raises(
+            SandboxError, match="its container or the machine is full"
+        ) as failure:
+            await sandbox.run(
+                f"x = bytearray({num_bytes})", limits=Limits(memory_bytes=limit)
+            )
         assert failure.value.retryable
     async with spec.build() as another:
         assert (await another.run("print(1)")).stdout == b"1\n"
@@ -249,7 +271,9 @@ async def test_a_run_beside_one_that_spent_the_containers_memory_stands(own: Mak
     spec = own(memory_bytes=256 * 2**20).replace(limits=Limits(memory_bytes=64 * 2**20))
     async with spec.build() as greedy, spec.build() as other:
         await asyncio.gather(greedy.run("pass"), other.run("pass"))
-        beside = asyncio.create_task(other.run("import time\ntime.sleep(2)\nprint('whole')"))
+        beside = asyncio.create_task(
+            other.run("import time\ntime.sleep(2)\nprint('whole')")
+        )
         with pytest.raises(SandboxError, match="its container or the machine is full"):
             await greedy.run(
                 "x = bytearray(2**29)\nprint(len(x))", limits=Limits(memory_bytes=2**30)
@@ -279,7 +303,9 @@ async def test_without_landlock_the_container_keeps_its_guarantees(own: Make) ->
         assert (await sandbox.run(places)).stdout == b"[]\n"
     # the image's own files can be read, as the suite's attacks on `files` and `secrets` see
     assert held >= {"network", "processes", "kernel", "memory", "user"}
-    checks = [check.name for check in CHECKS if check.guarantee in held - {"files", "secrets"}]
+    checks = [
+        check.name for check in CHECKS if check.guarantee in held - {"files", "secrets"}
+    ]
     results = await check_sandbox(build, guarantees=held, only=checks)
     assert [result for result in results if not result.passed] == []
 

@@ -71,7 +71,8 @@ def test_a_socket_that_this_user_may_not_use_is_named_with_the_mend(tmp_path: Pa
         os.seteuid(65534)
         try:
             with pytest.raises(
-                MachineError, match=r"permission denied; let this user speak to it \(`sudo usermod"
+                MachineError,
+                match=r"permission denied; let this user speak to it \(`sudo usermod",
             ):
                 connect(named(tmp_path / "s"))
         finally:
@@ -83,7 +84,9 @@ def test_an_engine_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> 
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"  # noqa: E501
     with (
         listening(tmp_path / "s", head % len(body) + body),
-        pytest.raises(MachineError, match=r"speaks Docker API 1\.38; 1\.40 .* or later is needed"),
+        pytest.raises(
+            MachineError, match=r"speaks Docker API 1\.38; 1\.40 .* or later is needed"
+        ),
     ):
         connect(named(tmp_path / "s"))
 
@@ -103,7 +106,9 @@ def test_an_unknown_context_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(DockerSettings())
 
 
-def test_an_engine_behind_ssh_is_told_how_to_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_behind_ssh_is_told_how_to_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DOCKER_HOST", "ssh://user@far")
     with pytest.raises(MachineError, match=r"forward its socket .*docker\.sock user@far"):
         connect(DockerSettings())

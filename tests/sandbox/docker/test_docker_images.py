@@ -46,7 +46,9 @@ def root_without_python() -> bytes:
     )
 
 
-def import_image(client: docker.DockerClient, data: bytes, name: str, *changes: str) -> None:
+def import_image(
+    client: docker.DockerClient, data: bytes, name: str, *changes: str
+) -> None:
     said = client.api.import_image_from_data(data, repository=name, changes=list(changes))
     assert "error" not in said
 
@@ -80,7 +82,9 @@ def remove_image(client: docker.DockerClient, name: str) -> None:
             time.sleep(0.1)
 
 
-def test_a_missing_image_is_named_with_the_command_that_brings_it(settings: DockerSettings) -> None:
+def test_a_missing_image_is_named_with_the_command_that_brings_it(
+    settings: DockerSettings,
+) -> None:
     spec = SandboxSpec("docker", image="agentrl-test:absent", docker=settings)
     with pytest.raises(
         MachineError,
@@ -102,7 +106,9 @@ def test_an_image_that_cannot_be_pulled_is_named(settings: DockerSettings) -> No
 
 
 def test_what_is_there_stays(settings: DockerSettings) -> None:
-    assert prepare([LOCAL_PYTHON], settings) == [Prepared(LOCAL_PYTHON, "present", grafted=False)]
+    assert prepare([LOCAL_PYTHON], settings) == [
+        Prepared(LOCAL_PYTHON, "present", grafted=False)
+    ]
 
 
 async def test_an_image_is_built_of_a_folder_and_found_by_it(
@@ -117,7 +123,9 @@ async def test_an_image_is_built_of_a_folder_and_found_by_it(
     spec = SandboxSpec("docker", image=str(tmp_path), docker=settings)
     with pytest.raises(MachineError, match=f"type: `agentrl doctor --prepare {tmp_path}"):
         spec.check()
-    assert prepare([str(tmp_path)], settings) == [Prepared(str(tmp_path), "built", grafted=False)]
+    assert prepare([str(tmp_path)], settings) == [
+        Prepared(str(tmp_path), "built", grafted=False)
+    ]
     async with spec.build() as sandbox:
         result = await sandbox.run(argv=["sh", "-c", "cat $TOOL/greeting"])
     assert (result.stdout, result.stderr) == (b"hello\n", b"")
@@ -133,12 +141,16 @@ def test_a_folder_that_changed_must_be_prepared_again(
         SandboxSpec("docker", image=str(tmp_path), docker=settings).check()
 
 
-def test_a_folder_without_a_dockerfile_is_named(settings: DockerSettings, tmp_path: Path) -> None:
+def test_a_folder_without_a_dockerfile_is_named(
+    settings: DockerSettings, tmp_path: Path
+) -> None:
     with pytest.raises(MachineError, match="has no Dockerfile"):
         prepare([str(tmp_path)], settings)
 
 
-def test_a_build_that_fails_says_what_it_printed(settings: DockerSettings, tmp_path: Path) -> None:
+def test_a_build_that_fails_says_what_it_printed(
+    settings: DockerSettings, tmp_path: Path
+) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {LOCAL_PYTHON}\nCOPY absent /absent\n")
     with pytest.raises(MachineError, match=r"could not be (built|brought): .*absent"):
         prepare([str(tmp_path)], settings)
@@ -160,14 +172,18 @@ async def test_any_program_of_an_image_without_python_runs_once_it_is_prepared(
     spec = SandboxSpec("docker", image=no_python, docker=settings)
     async with spec.build() as sandbox:
         result = await sandbox.run(
-            argv=["sh", "-c", "cat $TOOL_HOME/greeting; cat > made"], stdin=b"data", fetch=["made"]
+            argv=["sh", "-c", "cat $TOOL_HOME/greeting; cat > made"],
+            stdin=b"data",
+            fetch=["made"],
         )
         assert (result.stdout, result.stderr, dict(result.files)) == (
             b"from the image\n",
             b"",
             {"made": b"data"},
         )
-        assert (await sandbox.run("import ssl, ctypes, json; print(6 * 7)")).stdout == b"42\n"
+        assert (
+            await sandbox.run("import ssl, ctypes, json; print(6 * 7)")
+        ).stdout == b"42\n"
         assert (
             await sandbox.run(argv=["sh", "-c", "while :; do :; done"], timeout_s=0.3)
         ).status == "timeout"
@@ -210,7 +226,9 @@ def test_a_python_that_is_too_old_is_named(
     trick = b"import sys\nsys.version_info = (3, 8, 1, 'final', 0)\n"
     where = [
         path
-        for path in json.loads(python(client, "import json, sys; print(json.dumps(sys.path))"))
+        for path in json.loads(
+            python(client, "import json, sys; print(json.dumps(sys.path))")
+        )
         if "." in path
     ]
     layer = io.BytesIO()

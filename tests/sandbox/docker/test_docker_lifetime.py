@@ -84,7 +84,9 @@ def test_an_owner_killed_in_mid_run_leaves_no_container(
     until(lambda: containers_of(client, owner.pid) == [])
 
 
-def test_a_closed_host_leaves_no_container(spec: SandboxSpec, client: docker.DockerClient) -> None:
+def test_a_closed_host_leaves_no_container(
+    spec: SandboxSpec, client: docker.DockerClient
+) -> None:
     asyncio.run(_run_once(spec))
     assert containers_of(client, os.getpid())
     close_servers()
@@ -101,7 +103,9 @@ def left_behind(
 ) -> str:
     """A container that was made and never started, so that it has no lifeline."""
     labels = {OWNER: str(owner), MACHINE: machine}
-    return str(client.api.create_container(LOCAL_PYTHON, ["sleep", "600"], labels=labels)["Id"])
+    return str(
+        client.api.create_container(LOCAL_PYTHON, ["sleep", "600"], labels=labels)["Id"]
+    )
 
 
 def test_only_what_a_dead_process_of_this_machine_left_is_reaped(
@@ -133,7 +137,9 @@ def test_only_what_a_dead_process_of_this_machine_left_is_reaped(
             client.api.remove_container(container, force=True)
 
 
-def test_the_next_host_reaps_by_itself(spec: SandboxSpec, client: docker.DockerClient) -> None:
+def test_the_next_host_reaps_by_itself(
+    spec: SandboxSpec, client: docker.DockerClient
+) -> None:
     now = Owner.current()
     orphan = left_behind(client, Owner(now.pid, now.started - 1, now.namespace, now.boot))
     close_servers()
@@ -155,13 +161,17 @@ async def test_an_engine_restarted_in_mid_run_is_a_failure_that_may_be_retried(
         spec = SandboxSpec("docker", image=LOCAL_PYTHON, docker=settings)
         sandbox = spec.build()
         await sandbox.run("pass")
-        running = asyncio.create_task(sandbox.run("import time; time.sleep(100)", timeout_s=100))
+        running = asyncio.create_task(
+            sandbox.run("import time; time.sleep(100)", timeout_s=100)
+        )
         await asyncio.sleep(0.2)
         await asyncio.to_thread(engine.stop)
         with pytest.raises(SandboxError) as failure:
             await running
         assert failure.value.retryable
-        with pytest.raises(SandboxError, match="answered before and does not now") as failure:
+        with pytest.raises(
+            SandboxError, match="answered before and does not now"
+        ) as failure:
             await spec.build().run("pass")
         assert failure.value.retryable
         await asyncio.to_thread(engine.start)

@@ -55,7 +55,17 @@ def certificates(folder: Path) -> None:
         "extension",
     ]
     for words in (
-        ["req", "-x509", *key, "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=authority", *days],
+        [
+            "req",
+            "-x509",
+            *key,
+            "ca-key.pem",
+            "-out",
+            "ca.pem",
+            "-subj",
+            "/CN=authority",
+            *days,
+        ],
         ["req", *key, "key.pem", "-out", "request", "-subj", "/CN=127.0.0.1"],
         ["x509", "-req", "-in", "request", "-out", "cert.pem", *authority, *days],
     ):
@@ -69,7 +79,15 @@ async def test_an_engine_behind_tls_serves_runs_and_large_files(
         pytest.skip("openssl is missing: apt-get install -y openssl")
     certificates(folder)
     address = f"tcp://127.0.0.1:{free_port()}"
-    tls = ["--tlsverify", "--tlscacert", "ca.pem", "--tlscert", "cert.pem", "--tlskey", "key.pem"]
+    tls = [
+        "--tlsverify",
+        "--tlscacert",
+        "ca.pem",
+        "--tlscert",
+        "cert.pem",
+        "--tlskey",
+        "key.pem",
+    ]
     engine = Engine(
         folder,
         "-H",
@@ -93,9 +111,14 @@ async def test_an_engine_behind_tls_serves_runs_and_large_files(
             async with spec.build() as sandbox:
                 for _ in range(10):
                     result = await sandbox.run(
-                        "print(len(open('in', 'rb').read()))", files={"in": data}, fetch=["in"]
+                        "print(len(open('in', 'rb').read()))",
+                        files={"in": data},
+                        fetch=["in"],
                     )
-                    assert (result.stdout, result.files["in"] == data) == (b"3000000\n", True)
+                    assert (result.stdout, result.files["in"] == data) == (
+                        b"3000000\n",
+                        True,
+                    )
 
         async with (
             asyncio.timeout(DEADLINE_S),
@@ -123,7 +146,16 @@ def podman(folder: Path) -> Iterator[str]:
     folders = ["--root", f"{folder}/root", "--runroot", f"{folder}/run"]
     with open(folder / "log", "ab") as log:
         service = subprocess.Popen(
-            ["podman", *folders, "--runtime", runtime, "system", "service", "--time=0", address],
+            [
+                "podman",
+                *folders,
+                "--runtime",
+                runtime,
+                "system",
+                "service",
+                "--time=0",
+                address,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -151,6 +183,8 @@ async def test_podman_passes_every_check_of_what_it_guarantees(podman: str) -> N
     prepare([LOCAL_PYTHON], settings)
     spec = SandboxSpec("docker", image=LOCAL_PYTHON, docker=settings)
     held = spec.check().held
-    assert held == set(GUARANTEES) - {"disk"}  # it bounds the bytes of a file system, not its files
+    assert held == set(GUARANTEES) - {
+        "disk"
+    }  # it bounds the bytes of a file system, not its files
     results = await check_sandbox(spec.build, guarantees=held)
     assert [result for result in results if not result.passed] == []

@@ -44,7 +44,10 @@ def test_its_size_is_the_lesser_of_what_matters_and_of_noise() -> None:
 @pytest.mark.parametrize("seed", range(200))
 def test_noise_and_learning_are_no_change(seed: int) -> None:
     for trend in (0.0, 0.8, -0.8):
-        assert change_points(noise(seed, 60) + np.linspace(0.0, trend, 60), Gauge(0.1, 0)) == []
+        assert (
+            change_points(noise(seed, 60) + np.linspace(0.0, trend, 60), Gauge(0.1, 0))
+            == []
+        )
 
 
 def test_a_ramp_without_noise_is_no_change() -> None:

@@ -22,7 +22,9 @@ RECORDED = Path(__file__).with_name("diagnosed_runs.json.gz")
 def curves(**values: Any) -> Curves:
     """Metrics of thirty steps; a dot in a name is a slash."""
     found = {name: np.array(own, dtype=float) for name, own in values.items()}
-    return {name.replace("__", "/"): (STEPS[: own.size], own) for name, own in found.items()}
+    return {
+        name.replace("__", "/"): (STEPS[: own.size], own) for name, own in found.items()
+    }
 
 
 def shift(before: float, after: float, step: int) -> list[float]:
@@ -46,7 +48,11 @@ def test_a_fault_is_one_line_with_its_step() -> None:
     )
     assert (found.kind, found.step, found.query) == ("change", 2, "step:2 tool_errors>=1")
     assert found.link == {"page": "trajectories", "query": found.query}
-    assert found.chart == {"page": "metrics", "filter": "tool/error/malformed_frac", "at": 2}
+    assert found.chart == {
+        "page": "metrics",
+        "filter": "tool/error/malformed_frac",
+        "at": 2,
+    }
     assert [(one.name, one.before, one.after) for one in found.metrics] == [
         ("tool/error/malformed_frac", 0.19, 1.0),
         ("tool/success_frac", 0.81, 0.0),
@@ -55,7 +61,8 @@ def test_a_fault_is_one_line_with_its_step() -> None:
 
 def test_a_mismatch_that_does_not_matter_is_no_line() -> None:
     logged = curves(
-        mismatch__logp_abs__max=shift(1e-7, 1e-5, 9), mismatch__logp_abs__mean=shift(0, 1e-6, 9)
+        mismatch__logp_abs__max=shift(1e-7, 1e-5, 9),
+        mismatch__logp_abs__mean=shift(0, 1e-6, 9),
     )
 
     assert findings(logged) == []
@@ -74,7 +81,13 @@ def test_a_spike_leads_to_its_blame_and_names_the_stage() -> None:
     )
 
     assert (loss.kind, loss.step) == ("spike", 14)
-    blamed = {"page": "blame", "step": 14, "stage": "r l", "signal": "loss", "level": "token"}
+    blamed = {
+        "page": "blame",
+        "step": 14,
+        "stage": "r l",
+        "signal": "loss",
+        "level": "token",
+    }
     assert loss.link == blamed
     assert loss.query == 'step:14 stage:"r l" purpose:train'
     assert (mismatch.link["id"], mismatch.link["tokens"]) == ("4-1-0", "33-33")
@@ -98,7 +111,8 @@ def test_what_is_bad_from_the_first_step_on_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "is_told"), [(0.9, False), (1.5, False), (2.0, True), (-0.2, True), (0.2, False)]
+    ("after", "is_told"),
+    [(0.9, False), (1.5, False), (2.0, True), (-0.2, True), (0.2, False)],
 )
 def test_a_reward_that_rises_must_rise_by_more_than_learning_does(
     after: float, is_told: bool
@@ -117,9 +131,13 @@ def test_the_thresholds_are_those_of_health() -> None:
 
 
 def test_steps_with_other_keys_and_one_value_say_nothing() -> None:
-    logged = {f"mine/{index}": (STEPS[index : index + 1], np.array([9.0])) for index in range(9)}
+    logged = {
+        f"mine/{index}": (STEPS[index : index + 1], np.array([9.0])) for index in range(9)
+    }
 
-    assert findings({**logged, "odd": (STEPS[::7], np.array([0.0, 9.0, 0.0, 9.0, 0.0]))}) == []
+    assert (
+        findings({**logged, "odd": (STEPS[::7], np.array([0.0, 9.0, 0.0, 9.0, 0.0]))}) == []
+    )
     assert findings({}) == []
 
 
@@ -146,7 +164,10 @@ def recorded() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", recorded())
 def test_a_real_run_is_diagnosed(name: str) -> None:
     run = recorded()[name]
-    logged = {metric: (np.array(own[0]), np.array(own[1])) for metric, own in run["curves"].items()}
+    logged = {
+        metric: (np.array(own[0]), np.array(own[1]))
+        for metric, own in run["curves"].items()
+    }
 
     found = findings(logged)
 

@@ -30,7 +30,10 @@ def test_a_moment_belongs_to_the_greatest_rank_and_gaps_to_nobody() -> None:
     spans = [Span("a", 0, 10, rank=1), Span("b", 2, 4, rank=2), Span("c", 3, 6, rank=0)]
 
     assert shares(spans, 1, 12) == [Share(0, 1, 2), Share(1, 2, 4), Share(0, 4, 10)]
-    assert shares([Span("a", 0, 1), Span("b", 2, 3)], 0, 9) == [Share(0, 0, 1), Share(1, 2, 3)]
+    assert shares([Span("a", 0, 1), Span("b", 2, 3)], 0, 9) == [
+        Share(0, 0, 1),
+        Share(1, 2, 3),
+    ]
     assert shares([Span("a", 0, 0), Span("a", 5, 1), Span("a", 9, 12)], 0, 9) == []
 
 
@@ -61,7 +64,13 @@ def test_a_step_worked_by_hand() -> None:
 
 def test_sums_alone_are_cut_to_what_is_left() -> None:
     # the checkpoint and the setup of the stage before count in no second of the step
-    sums = {"wait_rollout": 1.5, "update": 1.0, "checkpoint": 9.0, "setup": 4.0, "idle": 1.0}
+    sums = {
+        "wait_rollout": 1.5,
+        "update": 1.0,
+        "checkpoint": 9.0,
+        "setup": 4.0,
+        "idle": 1.0,
+    }
 
     assert told(waits_of_sums(3.0, sums)) == [
         ("wait_rollout", "", 1.5, ""),
@@ -78,9 +87,15 @@ spans = st.lists(st.tuples(st.sampled_from("ab"), moments, moments), max_size=8)
 
 
 @given(st.floats(1e-9, 1e5), spans, spans)
-def test_the_parts_sum_to_the_step_in_any_order(step_s: float, loop: Any, played: Any) -> None:
-    phases = [phase({"a": "wait_rollout", "b": "update"}[name], *own) for name, *own in loop]
-    episodes = {str(i): [part("generate", a, max(a, b))] for i, (_, a, b) in enumerate(played)}
+def test_the_parts_sum_to_the_step_in_any_order(
+    step_s: float, loop: Any, played: Any
+) -> None:
+    phases = [
+        phase({"a": "wait_rollout", "b": "update"}[name], *own) for name, *own in loop
+    ]
+    episodes = {
+        str(i): [part("generate", a, max(a, b))] for i, (_, a, b) in enumerate(played)
+    }
 
     waits = step_waits(step_s, T + 20, phases, {"wait_rollout": episodes})
 
@@ -124,9 +139,20 @@ def test_what_an_episode_did() -> None:
 def test_times_that_are_none_are_passed_over() -> None:
     nan = math.nan
     odd = [
-        *(None, 7, {}, {"started_at": "soon"}, {"started_at": T + 1, "timings": [], "calls": 3}),
+        *(
+            None,
+            7,
+            {},
+            {"started_at": "soon"},
+            {"started_at": T + 1, "timings": [], "calls": 3},
+        ),
         {"started_at": T, "timings": {"step_at_s": nan, "step_s": -1, "wait_s": "x"}},
-        {"started_at": T, "timings": {"generate_s": 1e999}, "completion": [5], "calls": [1, {}]},
+        {
+            "started_at": T,
+            "timings": {"generate_s": 1e999},
+            "completion": [5],
+            "calls": [1, {}],
+        },
     ]
 
     for start, end in ((0.0, 0.0), (T, 0.0), (nan, T), (T + 1, T)):

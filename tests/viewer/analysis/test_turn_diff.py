@@ -30,7 +30,9 @@ def test_equal_trajectories_have_no_difference() -> None:
     found = turn_diff(trajectory(turn(0, "a", 5)), trajectory(turn(0, "a", 5), rollout=1))
     assert found["first_divergence"] is None
     assert found["result"] == {}
-    assert [(pair["a"], pair["b"], pair["equal"]) for pair in found["turns"]] == [(0, 0, True)]
+    assert [(pair["a"], pair["b"], pair["equal"]) for pair in found["turns"]] == [
+        (0, 0, True)
+    ]
 
 
 def test_the_first_token_that_differs_is_named_with_its_turn() -> None:
@@ -57,7 +59,11 @@ def test_a_turn_without_a_partner_stands_alone_and_later_ones_align() -> None:
     a = trajectory(turn(0, "a", 5), turn(1, "b", 6), turn(2, "c", 7))
     b = trajectory(turn(0, "a", 5), turn(1, "c", 7), rollout=1)
     found = turn_diff(a, b)
-    assert [(pair["a"], pair["b"]) for pair in found["turns"]] == [(0, 0), (1, None), (2, 1)]
+    assert [(pair["a"], pair["b"]) for pair in found["turns"]] == [
+        (0, 0),
+        (1, None),
+        (2, 1),
+    ]
 
 
 @pytest.fixture
@@ -87,7 +93,9 @@ OFTEN_B = [0 if place % 2 else -place for place in range(1, 301)]
         pytest.param([1, *SAME, 2], [3, *SAME, 4], (0, 0), (301, 301), id="other ends"),
         pytest.param([1, *SAME], [*SAME, 2], (0, 0), (300, 300), id="moved"),
         pytest.param(OFTEN_A, OFTEN_B, (0, 0), (299, 299), id="every second one"),
-        pytest.param([1, *range(9, 309)], range(9, 309), (0, None), (300, 299), id="one more"),
+        pytest.param(
+            [1, *range(9, 309)], range(9, 309), (0, None), (300, 299), id="one more"
+        ),
     ],
 )
 def test_turns_that_repeat_take_steps_in_proportion_to_their_number(
@@ -97,7 +105,9 @@ def test_turns_that_repeat_take_steps_in_proportion_to_their_number(
     first: tuple[int, int | None],
     last: tuple[int, int],
 ) -> None:
-    made = [trajectory(*(turn(i, str(own), 5) for i, own in enumerate(one))) for one in (a, b)]
+    made = [
+        trajectory(*(turn(i, str(own), 5) for i, own in enumerate(one))) for one in (a, b)
+    ]
     pairs = [(pair["a"], pair["b"]) for pair in turn_diff(*made)["turns"]]
     assert (pairs[0], pairs[-1]) == (first, last)
     assert [own for own, _ in pairs if own is not None] == list(range(len(a)))
@@ -106,7 +116,9 @@ def test_turns_that_repeat_take_steps_in_proportion_to_their_number(
     assert sum(steps) <= 100 * (len(a) + len(b)) + 10 * len(pairs)
 
 
-def test_words_that_repeat_take_steps_in_proportion_to_their_number(steps: list[int]) -> None:
+def test_words_that_repeat_take_steps_in_proportion_to_their_number(
+    steps: list[int],
+) -> None:
     # a hundred words, each just seldom enough to be one of meaning
     words = [[f"w{place * by % 101}" for place in range(1500)] for by in (7, 17)]
     texts = list(map(" ".join, words))
@@ -118,7 +130,9 @@ def test_words_that_repeat_take_steps_in_proportion_to_their_number(steps: list[
 
 
 def test_a_trajectory_that_ended_earlier_has_no_token_there() -> None:
-    found = turn_diff(trajectory(turn(0, "a", 5)), trajectory(turn(0, "a", 5), turn(1, "b", 6)))
+    found = turn_diff(
+        trajectory(turn(0, "a", 5)), trajectory(turn(0, "a", 5), turn(1, "b", 6))
+    )
     divergence = found["first_divergence"]
     assert (divergence["token"], divergence["turn_a"], divergence["turn_b"]) == (3, None, 1)
 

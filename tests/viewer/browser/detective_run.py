@@ -115,11 +115,16 @@ class DetectiveRun(Recorder):
         }
         staleness = step - 1 - min(one.policy_versions)
         return Annotation(
-            one.id, step, values={"trained_step": step, "staleness": staleness}, arrays=arrays
+            one.id,
+            step,
+            values={"trained_step": step, "staleness": staleness},
+            arrays=arrays,
         )
 
     def _log(self, step: int, played: list[Trajectory]) -> None:
-        calls = [record.result for one in played for turn in one.turns for record in turn.calls]
+        calls = [
+            record.result for one in played for turn in one.turns for record in turn.calls
+        ]
         failed = sum(result is not None and result.error is not None for result in calls)
         lines = JsonlWriter(self.directory.metrics_path)
         lines.append(

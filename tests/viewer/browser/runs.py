@@ -39,7 +39,9 @@ HOSTILE_NAMES = ("__proto__", "constructor", "prototype", "toString", "hasOwnPro
 def byte_tokenizer() -> Tokenizer:
     """A byte a token, and one marker."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(BPE({character: place for place, character in enumerate(alphabet)}, []))
+    made = Tokenizer(
+        BPE({character: place for place, character in enumerate(alphabet)}, [])
+    )
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<end>"])
@@ -59,7 +61,11 @@ class Recorder:
         self.tokenizer = byte_tokenizer()
         self.directory = RunDirectory.create(
             root,
-            {"seed": 3, "created": "2026-11-22T10:00:00Z", "command": ["agentrl", "train", words]},
+            {
+                "seed": 3,
+                "created": "2026-11-22T10:00:00Z",
+                "command": ["agentrl", "train", words],
+            },
             f"run: {{hostile: {json.dumps(words)}}}\n"
             f"stages:\n  - {{name: rl, train: {{steps: {STEPS}}}, algorithm: {{name: grpo}}}}\n",
         )
@@ -166,7 +172,9 @@ class Recorder:
 
     def _sampled(self, text: str, version: int) -> Segment:
         ids = self._ids(text[:2000] + "<end>")
-        return Segment(SegmentKind.POLICY, ids, np.full(ids.size, -0.5, np.float32), version)
+        return Segment(
+            SegmentKind.POLICY, ids, np.full(ids.size, -0.5, np.float32), version
+        )
 
 
 def record(root: Path, words: str = "", steps: int = STEPS) -> Recorder:
@@ -178,7 +186,9 @@ def record(root: Path, words: str = "", steps: int = STEPS) -> Recorder:
             writer.seal(step)
             recorder.metrics(step)
     events = EventLog(recorder.directory)
-    events.log("gradient", words or "gradient norm 14.2", boundary="train", level="warning", step=2)
+    events.log(
+        "gradient", words or "gradient norm 14.2", boundary="train", level="warning", step=2
+    )
     events.close()
     return recorder
 
@@ -193,7 +203,9 @@ def record_two_stages(root: Path, lr: float, seed: int) -> RunDirectory:
     directory = RunDirectory.create(root, {"seed": seed}, json.dumps(config))
     lines = JsonlWriter(directory.metrics_path)
     for step in range(1, 61):
-        lines.append({"step": step, "stage": "warmup", "time": 100.0 + step, "reward/mean": 0.9})
+        lines.append(
+            {"step": step, "stage": "warmup", "time": 100.0 + step, "reward/mean": 0.9}
+        )
     for name in ("code", "search"):
         lines.append({"step": 0, "stage": "rl", "time": 200.0, f"eval/{name}/greedy": 0.25})
     for step in range(1, 51):

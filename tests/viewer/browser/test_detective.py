@@ -108,7 +108,9 @@ def retokenisation_mismatch(visitor: Visitor) -> None:
     tab(visitor, "Trajectories")
     expect(page.locator("#known-columns option[value=retok_frac]")).to_be_attached()
     page.get_by_label("Add a column").fill("retok_frac")
-    visitor.click(page.get_by_role("columnheader", name="retok_frac").get_by_role("button").first)
+    visitor.click(
+        page.get_by_role("columnheader", name="retok_frac").get_by_role("button").first
+    )
     expect(page.locator(".grid-body [role=row] a").first).to_have_text(SPLIT)
     visitor.row()
     tab(visitor, "Re-tokenise")

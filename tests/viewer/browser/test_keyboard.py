@@ -52,7 +52,9 @@ def test_pages_are_reached_by_g_and_a_letter(
         expect(page.locator("main")).to_be_focused()
 
 
-def test_help_lists_the_keys_of_the_page(viewer: Address, open_page: Open, key_of: Keys) -> None:
+def test_help_lists_the_keys_of_the_page(
+    viewer: Address, open_page: Open, key_of: Keys
+) -> None:
     page = open_page(viewer, f"#/run/{key_of('sums')}/trajectories")
     expect(page.locator(".grid-body [role=row]").first).to_be_visible()
 
@@ -145,7 +147,9 @@ def test_both_ends_of_a_long_id_are_read(viewer: Address, open_page: Open) -> No
         render(h("div", null, cells), document.body);
     }""")
 
-    for number, (head, tail) in enumerate([("rl/code", "/11-0-0"), ("", ""), ("nnn", "nnnnnn…")]):
+    for number, (head, tail) in enumerate(
+        [("rl/code", "/11-0-0"), ("", ""), ("nnn", "nnnnnn…")]
+    ):
         name = page.locator("bdi").nth(number)
         assert name.bounding_box()["width"] <= 110  # type: ignore[index]
         if tail:
@@ -273,7 +277,9 @@ def test_a_group_is_read_by_keys(viewer: Address, open_page: Open, key_of: Keys)
     expect(page).to_have_url(re.compile(f"#/run/{key}/trajectory/2-1-0"))
 
 
-def test_a_point_of_a_chart_opens_its_step(viewer: Address, open_page: Open, key_of: Keys) -> None:
+def test_a_point_of_a_chart_opens_its_step(
+    viewer: Address, open_page: Open, key_of: Keys
+) -> None:
     page = open_page(viewer, f"#/run/{key_of('sums')}/metrics")
     plot = page.get_by_role("application").first
     expect(page.locator(".chart canvas").nth(5)).to_be_visible()

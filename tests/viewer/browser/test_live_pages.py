@@ -30,13 +30,17 @@ def test_rows_and_points_arrive_by_themselves(live: Recorder, open_page: Open) -
         page.context.close()
 
 
-def test_points_arrive_on_the_overview_and_a_zoom_stays(live: Recorder, open_page: Open) -> None:
+def test_points_arrive_on_the_overview_and_a_zoom_stays(
+    live: Recorder, open_page: Open
+) -> None:
     for step in (2, 3, 4):
         live.metrics(step)
     with viewing(live.directory.root) as address:
         page = open_page(address)
         plot = page.get_by_role("application", name=re.compile("^reward.mean:"))
-        expect(plot).to_have_attribute("aria-label", re.compile("4 points by step; .*0.5 now"))
+        expect(plot).to_have_attribute(
+            "aria-label", re.compile("4 points by step; .*0.5 now")
+        )
         over = plot.locator(".u-over")
         box = over.bounding_box()
         assert box
@@ -51,7 +55,9 @@ def test_points_arrive_on_the_overview_and_a_zoom_stays(live: Recorder, open_pag
 
         live.metrics(5)
 
-        expect(plot).to_have_attribute("aria-label", re.compile("5 points by step; .*0.55 now"))
+        expect(plot).to_have_attribute(
+            "aria-label", re.compile("5 points by step; .*0.55 now")
+        )
         page.mouse.move(x + width - 5, y)
         expect(shown).to_have_text("step 2")
         page.mouse.dblclick(x + width / 2, y)  # all of it again
@@ -60,7 +66,9 @@ def test_points_arrive_on_the_overview_and_a_zoom_stays(live: Recorder, open_pag
         page.context.close()
 
 
-def test_the_active_row_stays_itself_as_rows_arrive(live: Recorder, open_page: Open) -> None:
+def test_the_active_row_stays_itself_as_rows_arrive(
+    live: Recorder, open_page: Open
+) -> None:
     with viewing(live.directory.root) as address:
         page = open_page(address)
         expect(page.locator(".chart").first).to_be_visible()
@@ -139,7 +147,9 @@ LONG_LIST = """async () => {
 }"""
 
 
-def test_of_a_hundred_thousand_rows_those_in_sight_exist(viewer: Address, open_page: Open) -> None:
+def test_of_a_hundred_thousand_rows_those_in_sight_exist(
+    viewer: Address, open_page: Open
+) -> None:
     page = open_page(viewer)
     page.evaluate(LONG_LIST)
     expect(page.locator(".grid-body [role=row]").first).to_contain_text("row 0")

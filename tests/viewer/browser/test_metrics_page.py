@@ -55,7 +55,9 @@ def test_every_metric_is_drawn_found_pinned_and_saved(
     plot = panels.first.get_by_role("application")
     expect(plot).to_have_attribute("aria-label", re.compile("6 points by time; .*0.05 now"))
     expect(page.get_by_label("Filter metrics by name")).to_have_value("loss")
-    expect(page.get_by_role("button", name="log axis")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="log axis")).to_have_attribute(
+        "aria-pressed", "true"
+    )
     with page.expect_download() as picture:
         page.get_by_role("button", name="PNG of mismatch/logp_abs/mean").click()
     assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
@@ -78,7 +80,8 @@ def test_what_has_no_place_in_a_chart_is_told(tmp_path: Path, open_page: Open) -
             [run_row] = client.get("/api/runs").json()["runs"]
         page = open_page(address, f"#/run/{run_row['key']}/metrics?stage=rl")
         many, never, one = (
-            page.locator(f"[data-metric='{name}']") for name in ("a/many", "a/never", "b/one")
+            page.locator(f"[data-metric='{name}']")
+            for name in ("a/many", "a/never", "b/one")
         )
         expect(many).to_contain_text("1,000 of 3,000 values are drawn")
         expect(never).to_contain_text("3,000 values are no finite number")

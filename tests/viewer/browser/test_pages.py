@@ -57,7 +57,12 @@ def violations(page: Page) -> list[str]:
 @pytest.mark.parametrize("scheme", wide_but({"light"}, ["light", "dark"]))
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_opens_and_axe_finds_nothing(
-    name: str, scheme: str, viewer: Address, open_page: Open, key_of: Keys, complaints: Complaints
+    name: str,
+    scheme: str,
+    viewer: Address,
+    open_page: Open,
+    key_of: Keys,
+    complaints: Complaints,
 ) -> None:
     hash_, text = PAGES[name]
     if name == "query that is none":
@@ -118,7 +123,9 @@ def test_what_a_run_says_is_text(
     assert all(href.startswith("#/") for href in hrefs if href != "#main"), hrefs
 
 
-def test_what_a_task_is_called_is_text(viewer: Address, open_page: Open, key_of: Keys) -> None:
+def test_what_a_task_is_called_is_text(
+    viewer: Address, open_page: Open, key_of: Keys
+) -> None:
     page = open_page(viewer, f"#/run/{key_of('<img')}/trajectories")
     row = page.locator(".grid-body [role=row]").first
     expect(row).to_contain_text("<script>window.hacked=1")
@@ -127,7 +134,9 @@ def test_what_a_task_is_called_is_text(viewer: Address, open_page: Open, key_of:
 
     expect(page.locator("h1")).to_contain_text("<script>window.hacked=1")
     page.get_by_text("435 equal tokens").click()  # both episodes say the same
-    expect(page.locator(".alignment .look").first).to_contain_text("<script>window.hacked=1")
+    expect(page.locator(".alignment .look").first).to_contain_text(
+        "<script>window.hacked=1"
+    )
     # an escape and a mark of direction are shown by their codes
     expect(page.locator("h1")).to_contain_text("⟨U+202E⟩esrever⟨U+202C⟩ ⟨U+001B⟩[31mred")
 
@@ -162,11 +171,15 @@ def test_compare_draws_one_stage_and_names_the_settings_that_differ(
         expect(plot).to_have_attribute(
             "aria-label", re.compile("50 points by step; low, low2 0.05 now, high 0.5 now")
         )
-        expect(page.locator(".run-legend")).to_contain_text("low, low2 differ by their seed alone")
+        expect(page.locator(".run-legend")).to_contain_text(
+            "low, low2 differ by their seed alone"
+        )
         expect(page.locator("[data-metric='reward/mean']")).to_contain_text(
             "high − low, low2: +0.432, paired by seed, n = 1, steps 46 to 50"
         )
-        expect(page.locator("tr", has_text="stages.rl.optim.lr")).to_contain_text("0.0010.0010.01")
+        expect(page.locator("tr", has_text="stages.rl.optim.lr")).to_contain_text(
+            "0.0010.0010.01"
+        )
         # of one evaluation alone there is no line, but a point
         page.get_by_label("Filter metrics by name").fill("search")
         expect(page.locator("main figure")).to_have_count(1)
@@ -174,4 +187,6 @@ def test_compare_draws_one_stage_and_names_the_settings_that_differ(
         page.get_by_label("Filter metrics by name").fill("")
         page.get_by_label("Stage").select_option("warmup")
         expect(page.locator("[data-metric]")).to_have_count(1)
-        expect(plot).to_have_attribute("aria-label", re.compile("60 points by step; .*0.9 now"))
+        expect(plot).to_have_attribute(
+            "aria-label", re.compile("60 points by step; .*0.9 now")
+        )

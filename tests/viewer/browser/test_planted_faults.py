@@ -158,7 +158,9 @@ def dropped_group(visitor: Visitor, fault: PlantedFault) -> None:
         expect(header).to_have_attribute("aria-sort", order)
         expect(page.locator(".grid[aria-busy=false]")).to_be_visible()
     index = fault.link["group_index"]
-    visitor.click(page.locator(".grid-body").get_by_role("link", name=str(index), exact=True).first)
+    visitor.click(
+        page.locator(".grid-body").get_by_role("link", name=str(index), exact=True).first
+    )
     expect(page.locator("h1")).to_have_text(f"Group {index}")
     visitor.sees(
         page.get_by_text("not trained: no_spread"),
@@ -210,13 +212,17 @@ def test_what_a_comparison_has_read_is_told_while_it_reads(visitor: Visitor) -> 
     page.unroute("**/behaviour?*")
 
 
-def test_a_finding_leads_to_its_first_episode_its_step_and_its_chart(visitor: Visitor) -> None:
+def test_a_finding_leads_to_its_first_episode_its_step_and_its_chart(
+    visitor: Visitor,
+) -> None:
     page = visitor.page
     lines = page.locator(".findings li")
     expect(lines).to_have_count(4)
     wrong = lines.filter(has_text="tool/python/error_frac")
     visitor.click(wrong.get_by_role("link", name="chart"))
-    expect(page.get_by_label("Filter metrics by name")).to_have_value("tool/python/error_frac")
+    expect(page.get_by_label("Filter metrics by name")).to_have_value(
+        "tool/python/error_frac"
+    )
     visitor.sees(page.locator(".u-over").first)
     page.go_back()
 

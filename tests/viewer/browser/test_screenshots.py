@@ -52,4 +52,9 @@ def test_the_docs_show_images_that_the_script_takes() -> None:
         for name in re.findall(r"images/([\w-]+)\.webp", page.read_text(encoding="utf-8"))
     }
     assert shown <= {f"{name}-{theme}" for name in PAGES for theme in THEMES}
-    assert {"overview-light", "trajectory-tokens-light", "behaviour-light", "blame-light"} <= shown
+    assert {
+        "overview-light",
+        "trajectory-tokens-light",
+        "behaviour-light",
+        "blame-light",
+    } <= shown

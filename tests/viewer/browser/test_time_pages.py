@@ -36,9 +36,9 @@ def test_a_step_of_thousands_of_episodes(tmp_path: Path, open_page: Open) -> Non
         expect(page.locator("h1")).to_have_text("Step 1")
         expect(page.locator("#episodes")).to_contain_text("2,000 in 1 group")
         expect(page.locator(".waits")).to_contain_text("rollouts: generating")
-        expect(page.get_by_role("status").filter(has_text="The parts come to")).to_contain_text(
-            "equal"
-        )
+        expect(
+            page.get_by_role("status").filter(has_text="The parts come to")
+        ).to_contain_text("equal")
         expect(page.get_by_text("no spread: no gradient")).to_be_visible()
         assert page.evaluate("document.querySelectorAll('*').length") < MOST_NODES
 
@@ -48,7 +48,10 @@ def test_a_step_of_thousands_of_episodes(tmp_path: Path, open_page: Open) -> Non
         expect(page.locator("[data-active=true]")).to_contain_text("0-1999-0")
         drawn = page.locator("[data-active=true] canvas")
         expect(drawn).to_have_attribute("aria-label", re.compile("generating 3 s"))
-        assert drawn.evaluate("(c) => c.getContext('2d').getImageData(2, 9, 1, 1).data[3]") > 250
+        assert (
+            drawn.evaluate("(c) => c.getContext('2d').getImageData(2, 9, 1, 1).data[3]")
+            > 250
+        )
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_have_text("0-1999-0")
         page.get_by_role("link", name="step", exact=True).click()
@@ -77,7 +80,9 @@ def test_a_timeline_is_zoomed_and_opens_a_step(tmp_path: Path, open_page: Open) 
         page.keyboard.press("i")
         lanes = page.locator(".time-lane canvas")
         expect(lanes).to_have_count(4)
-        expect(page.get_by_role("application", name=re.compile("^gpu.peak_gib"))).to_be_visible()
+        expect(
+            page.get_by_role("application", name=re.compile("^gpu.peak_gib"))
+        ).to_be_visible()
         page.keyboard.press("+")
         expect(page.get_by_label("First step")).to_have_value("3")
         expect(page.get_by_label("Last step")).to_have_value("6")

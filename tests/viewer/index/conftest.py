@@ -28,7 +28,9 @@ def make() -> Make:
     def made(group_index: int, *, output: str = "42", **changes: Any) -> Trajectory:
         call = ToolCall("c0", "python", {"code": "6*7"})
         result = ToolResult("c0", "python", output)
-        return made_trajectory(group_index, calls=[CallRecord(call, None, result)], **changes)
+        return made_trajectory(
+            group_index, calls=[CallRecord(call, None, result)], **changes
+        )
 
     return made
 

@@ -10,7 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.store import Annotation, KeepSpec, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.store import (
+    Annotation,
+    KeepSpec,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+)
 from agentrl.store.annotations.rollbacks import record_resume
 from agentrl.store.trajectories.columns import ADDED
 from agentrl.types import CallRecord, ToolCall, ToolResult
@@ -25,16 +31,27 @@ from .conftest import Make
 
 def timed_out(group: int) -> CallRecord:
     call = ToolCall(f"c{group}", "python", {"code": "1"})
-    return CallRecord(call, None, ToolResult(call.id, "python", "too long", error="timeout"))
+    return CallRecord(
+        call, None, ToolResult(call.id, "python", "too long", error="timeout")
+    )
 
 
 def learn(writer: TrajectoryWriter, name: str, step: int, **values: object) -> None:
-    writer.annotate(Annotation(name, step, values={"stage": "rl", "trained_step": step, **values}))
+    writer.annotate(
+        Annotation(name, step, values={"stage": "rl", "trained_step": step, **values})
+    )
 
 
-def test_a_field_has_one_name_everywhere(run: RunDirectory, make: Make, index: RunIndex) -> None:
+def test_a_field_has_one_name_everywhere(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
     with TrajectoryWriter(run) as writer:
-        info = {"score": np.float32(2.5), "solved": True, "retok_frac": 0.25, "nan": float("nan")}
+        info = {
+            "score": np.float32(2.5),
+            "solved": True,
+            "retok_frac": 0.25,
+            "nan": float("nan"),
+        }
         writer.write(make(1, info=info), step=1)
         calls = [timed_out(0), timed_out(1)]
         writer.write(made_trajectory(2, calls=calls, info={"score": "none"}), step=1)
@@ -51,8 +68,15 @@ def test_a_field_has_one_name_everywhere(run: RunDirectory, make: Make, index: R
     }
     row, other = index.page(sort="-retok_frac").rows
     assert {name: row[name] for name in told} == told
-    assert not {"info.nan", "annotation.verdict", "annotation.trained_step"} & index.fields().keys()
-    assert (other["error"], other["error.timeout"], other["finish"]) == (["timeout"], 2, "stop")
+    assert (
+        not {"info.nan", "annotation.verdict", "annotation.trained_step"}
+        & index.fields().keys()
+    )
+    assert (other["error"], other["error.timeout"], other["finish"]) == (
+        ["timeout"],
+        2,
+        "stop",
+    )
     assert "info.score" not in other
     for name, value in told.items():
         assert index.ids(f"{name}>={value}", "id")[0] == "1-0-0"
@@ -65,7 +89,9 @@ def test_a_field_has_one_name_everywhere(run: RunDirectory, make: Make, index: R
         columns = ", ".join(f'"{name}"' for name in names)
         found = sql.query(f"SELECT {columns} FROM trajectories ORDER BY id").rows
         assert dict(zip(names, found[0], strict=True)) == {n: row.get(n) for n in names}
-        assert sql.query("SELECT answer, final FROM trajectories").rows == [("42", "done")] * 2
+        assert (
+            sql.query("SELECT answer, final FROM trajectories").rows == [("42", "done")] * 2
+        )
         with pytest.raises(Exception, match="turns"):
             sql.query("SELECT num_turns FROM trajectories")
 
@@ -164,7 +190,9 @@ def test_a_name_that_is_no_field_is_refused(
             ask()
 
 
-def test_before_the_first_trajectory_a_query_may_name_what_will_come(index: RunIndex) -> None:
+def test_before_the_first_trajectory_a_query_may_name_what_will_come(
+    index: RunIndex,
+) -> None:
     index.refresh()
     assert index.ids("info.score>1 or reward.correct:none") == []
     with pytest.raises(QueryError):
@@ -175,7 +203,19 @@ def test_names_that_no_query_could_have_are_no_fields(
     run: RunDirectory, make: Make, index: RunIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index_growth, "_MOST_FOUND", 3)
-    names = ["two words", 'a"b', "x,y", "a:b", "\ud800", "\x00", "", "ok", "OK", "z", "more"]
+    names = [
+        "two words",
+        'a"b',
+        "x,y",
+        "a:b",
+        "\ud800",
+        "\x00",
+        "",
+        "ok",
+        "OK",
+        "z",
+        "more",
+    ]
     with TrajectoryWriter(run) as writer:
         writer.write(make(1, info=dict.fromkeys(names, 1)), step=1)
         writer.write(make(2, rewards={}, info={"ok": 10**400, "z": 10**18}), step=1)
@@ -265,7 +305,9 @@ def test_damaged_annotations_hide_themselves_alone(
     assert index.damage() == []
 
 
-def test_training_comes_before_evaluations(run: RunDirectory, make: Make, index: RunIndex) -> None:
+def test_training_comes_before_evaluations(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
     with TrajectoryWriter(run) as writer:
         for step in (1, 2):
             writer.write(make(step), step=step)

@@ -59,7 +59,9 @@ def test_no_index_lies_on_a_network_file_system(
     (tmp_path / "local").mkdir()
     monkeypatch.setattr(database.tempfile, "tempdir", None)
     monkeypatch.setattr(
-        database, "file_system_type", lambda path: "ext4" if "local" in str(path) else "nfs4"
+        database,
+        "file_system_type",
+        lambda path: "ext4" if "local" in str(path) else "nfs4",
     )
     places = list(index_places(tmp_path / "run", tmp_path / "cache"))
     assert [Path(one).parent.parent for one in places[:-1]] == [tmp_path / "local"]
@@ -165,13 +167,20 @@ def test_processes_that_open_a_new_index_at_one_time_agree(
         "print(index.page().total)\n"
     )
     command = [sys.executable, "-c", source, str(written.root), str(tmp_path / "cache")]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate(timeout=DEADLINE_S)[0] for process in started] == ["3\n"] * 3
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert [process.communicate(timeout=DEADLINE_S)[0] for process in started] == [
+        "3\n"
+    ] * 3
 
 
 def test_threads_share_an_index(written: RunDirectory, tmp_path: Path, make: Make) -> None:
     totals: list[int] = []
-    with RunIndex(written, tmp_path / "cache") as index, TrajectoryWriter(written) as writer:
+    with (
+        RunIndex(written, tmp_path / "cache") as index,
+        TrajectoryWriter(written) as writer,
+    ):
 
         def look() -> None:
             for _ in range(20):

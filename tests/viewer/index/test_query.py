@@ -73,7 +73,8 @@ def matching() -> Callable[[str], list[str]]:
     database.execute("CREATE TABLE text_match (needle, trajectory)")
     database.execute("INSERT INTO text_match VALUES ('No such file', 2)")
     empty = {
-        name: None if own.nullable else 0 if own.is_number else "" for name, own in fields.items()
+        name: None if own.nullable else 0 if own.is_number else ""
+        for name, own in fields.items()
     }
     for name, own in ROWS.items():
         row = {**empty, "id": name, **own}

@@ -71,7 +71,12 @@ def test_pages_are_sorted_and_what_has_no_value_comes_last(
     page = index.page(sort="-reward", offset=1, limit=2)
     assert page.total == 4
     assert [row["reward"] for row in page.rows] == [0.5, 0.0]
-    assert [row["reward"] for row in index.page(sort="reward").rows] == [0.0, 0.5, 1.0, None]
+    assert [row["reward"] for row in index.page(sort="reward").rows] == [
+        0.0,
+        0.5,
+        1.0,
+        None,
+    ]
     with pytest.raises(ConfigError, match="did you mean 'reward'"):
         index.page(sort="rewrd")
 
@@ -113,7 +118,12 @@ def test_rows_have_what_the_ledger_and_notes_say(
     with run.ledger_path.open("a") as file:
         file.write(
             json.dumps(
-                {"attempt": 0, "group_index": 1, "rollout_indices": [0], "to": "rolled_back"}
+                {
+                    "attempt": 0,
+                    "group_index": 1,
+                    "rollout_indices": [0],
+                    "to": "rolled_back",
+                }
             )
         )
         file.write("\n")
@@ -136,10 +146,16 @@ def test_a_note_that_was_there_before_its_trajectory_is_joined(
 def test_facets_count_what_a_query_holds_for(
     run: RunDirectory, make: Make, index: RunIndex
 ) -> None:
-    statuses = [Status("terminated"), Status("terminated"), Status("truncated", "max_turns")]
+    statuses = [
+        Status("terminated"),
+        Status("terminated"),
+        Status("truncated", "max_turns"),
+    ]
     with TrajectoryWriter(run) as writer:
         for group in range(9):
-            writer.write(make(group, status=statuses[group % 3], reward=group / 8), step=group // 3)
+            writer.write(
+                make(group, status=statuses[group % 3], reward=group / 8), step=group // 3
+            )
         writer.flush()
         index.refresh()
         assert index.facets()["columns"]["status"] == [["terminated", 6], ["truncated", 3]]
@@ -147,7 +163,10 @@ def test_facets_count_what_a_query_holds_for(
     index.refresh()
     found = index.facets("step<3")
     assert dict(found["columns"]["status"]) == Counter(terminated=6, truncated=3)
-    assert found["histograms"]["step"] == {"edges": [0.0, 1.0, 2.0, 3.0], "counts": [3, 3, 3]}
+    assert found["histograms"]["step"] == {
+        "edges": [0.0, 1.0, 2.0, 3.0],
+        "counts": [3, 3, 3],
+    }
     reward = found["histograms"]["reward"]
     assert (reward["edges"][0], reward["edges"][-1], sum(reward["counts"])) == (0.0, 1.0, 9)
     assert index.facets("step:99")["columns"]["status"] == []
@@ -197,7 +216,12 @@ def test_the_histogram_of_the_largest_numbers_counts_them(
 )
 @pytest.mark.parametrize("sealed", [False, True])
 def test_text_is_found_live_and_sealed(
-    run: RunDirectory, make: Make, index: RunIndex, needle: str, found: list[str], sealed: bool
+    run: RunDirectory,
+    make: Make,
+    index: RunIndex,
+    needle: str,
+    found: list[str],
+    sealed: bool,
 ) -> None:
     with TrajectoryWriter(run) as writer:
         writer.write(make(1, output="ls: No such file or directory"), step=1)
@@ -241,7 +265,9 @@ def test_lists_are_sorted_by_an_index_once_the_first_rows_are_there(
     index.refresh()
     with sqlite3.connect(index.place) as database:
         for name in ("status", "ended_at", "tool_errors", "drop", "step", "reward"):
-            sql = f'EXPLAIN QUERY PLAN SELECT key FROM trajectories ORDER BY "{name}" LIMIT 1'
+            sql = (
+                f'EXPLAIN QUERY PLAN SELECT key FROM trajectories ORDER BY "{name}" LIMIT 1'
+            )
             ((*_, plan),) = database.execute(sql)
             assert f"by_{name}" in plan
         step = parse_query("step:1")  # as the neighbours of a trajectory ask
@@ -265,7 +291,9 @@ def test_searches_that_find_much_push_out_older_ones(
     assert list(searches._found) == ["nowhere", "much"]
 
 
-def test_a_search_finds_what_came_since(run: RunDirectory, make: Make, index: RunIndex) -> None:
+def test_a_search_finds_what_came_since(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
     with TrajectoryWriter(run) as writer:
         for group in range(3):
             writer.write(make(group, text="needle"), step=group)
@@ -312,7 +340,9 @@ def test_a_torn_live_line_waits_for_its_end(
         assert opened.refresh() == 1
 
 
-def test_what_is_no_longer_kept_goes(run: RunDirectory, make: Make, index: RunIndex) -> None:
+def test_what_is_no_longer_kept_goes(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
     with TrajectoryWriter(run) as writer:
         for group in range(3):
             writer.write(make(group, text="needle"), step=group)
@@ -332,7 +362,9 @@ def test_a_shard_that_store_keep_shrank_is_listed_anew(
     with TrajectoryWriter(run, keep=keep) as writer:
         for step in range(1, 4):
             for place in range(2):
-                rewarded = make(2 * step + place, text=f"needle {step}", reward=float(place))
+                rewarded = make(
+                    2 * step + place, text=f"needle {step}", reward=float(place)
+                )
                 writer.write(rewarded, step)
             writer.seal(step)
             writer.flush()
@@ -373,7 +405,11 @@ def replaced(run: RunDirectory, record: Mapping[str, object]) -> None:
 @pytest.mark.parametrize("record", [{"id": "b"}, {"seed": 2}], ids=["id", "without an id"])
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 def test_a_run_in_the_place_of_a_deleted_one_has_nothing_of_it(
-    run: RunDirectory, make: Make, tmp_path: Path, record: Mapping[str, object], is_open: bool
+    run: RunDirectory,
+    make: Make,
+    tmp_path: Path,
+    record: Mapping[str, object],
+    is_open: bool,
 ) -> None:
     replaced(run, {**record, "id": "a"} if "id" in record else {})
     first = RunIndex(run, tmp_path / "cache")
@@ -400,7 +436,9 @@ def test_a_run_in_the_place_of_a_deleted_one_has_nothing_of_it(
             rows = index.page(sort="group").rows
             assert [row["group"] for row in rows] == list(range(8))
             names = ("reward", "drop", "trained_step", "credit")
-            assert {tuple(one[name] for name in names) for one in rows} == {(1.0, "", 1, None)}
+            assert {tuple(one[name] for name in names) for one in rows} == {
+                (1.0, "", 1, None)
+            }
             assert {row["annotation.verdict"] for row in rows} == {2.0}
             assert index.page("needle").total == 8
             assert index.damage() == []
@@ -408,12 +446,16 @@ def test_a_run_in_the_place_of_a_deleted_one_has_nothing_of_it(
     assert len(list((tmp_path / "cache").glob("*.sqlite"))) == 1
 
 
-def test_a_resumed_run_keeps_its_index(run: RunDirectory, make: Make, index: RunIndex) -> None:
+def test_a_resumed_run_keeps_its_index(
+    run: RunDirectory, make: Make, index: RunIndex
+) -> None:
     replaced(run, {"id": "a"})
     with TrajectoryWriter(run) as writer:
         writer.write(make(1), step=1)
     assert index.refresh() == 1
-    run.record_path.write_text(json.dumps({**run.read_record(), "resumed": [{"time": "now"}]}))
+    run.record_path.write_text(
+        json.dumps({**run.read_record(), "resumed": [{"time": "now"}]})
+    )
     assert index.refresh() == 0
     assert index.ids() == ["1-0-0"]
 

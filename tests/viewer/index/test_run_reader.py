@@ -14,14 +14,18 @@ from .conftest import Make
 
 
 @pytest.fixture
-def opened(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenRun]:
+def opened(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OpenRun]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = OpenRun(run, "key", "name")
     yield made
     made.close()
 
 
-def test_to_read_one_opens_no_other_shard(run: RunDirectory, make: Make, opened: OpenRun) -> None:
+def test_to_read_one_opens_no_other_shard(
+    run: RunDirectory, make: Make, opened: OpenRun
+) -> None:
     with TrajectoryWriter(run) as writer:
         for group in (1, 2):
             writer.write(make(group), step=group)
@@ -48,7 +52,9 @@ def test_what_is_sealed_meanwhile_is_read_where_it_is_now(
         assert opened.row("1-0-0").columns["final_text"] == "one"
 
 
-def test_of_two_records_the_newest_is_read(run: RunDirectory, make: Make, opened: OpenRun) -> None:
+def test_of_two_records_the_newest_is_read(
+    run: RunDirectory, make: Make, opened: OpenRun
+) -> None:
     for name, text in (("first", "old"), ("second", "new")):
         with TrajectoryWriter(run, name) as writer:
             writer.write(make(1, text=text), step=1)

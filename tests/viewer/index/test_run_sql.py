@@ -39,9 +39,18 @@ def sql(run: RunDirectory, make: Make, tmp_path: Path) -> Iterator[RunSql]:
         writer.flush()
         metrics = [{"step": 1, "reward/mean": 0.5}, {"step": 2, "reward/mean": None}]
         run.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in metrics))
-        event = {"time": 1.0, "level": "warning", "event": "x", "message": "m", "other": [1]}
+        event = {
+            "time": 1.0,
+            "level": "warning",
+            "event": "x",
+            "message": "m",
+            "other": [1],
+        }
         run.events_path.write_text(json.dumps(event) + "\n")
-        with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as opened:
+        with (
+            RunIndex(run, tmp_path / "cache") as index,
+            RunSql(run, index, threads=1) as opened,
+        ):
             yield opened
 
 
@@ -83,8 +92,12 @@ TIME = "1970-01-01 00:00:01.5+00"
         ("[true, 1, NULL]", [1, 1, None]),
     ],
 )
-def test_times_and_nested_values_are_plain(sql: RunSql, expression: str, value: object) -> None:
-    found = sql.query(f"SELECT {expression} AS told, 1 AS told FROM range(1) ORDER BY 1; -- so")
+def test_times_and_nested_values_are_plain(
+    sql: RunSql, expression: str, value: object
+) -> None:
+    found = sql.query(
+        f"SELECT {expression} AS told, 1 AS told FROM range(1) ORDER BY 1; -- so"
+    )
     # of which 1 and a Decimal of 1 are two
     assert repr(found.rows) == repr([(value, 1)])
     assert found.columns == ("told", "told")
@@ -98,7 +111,14 @@ def learned(sql: RunSql, reader: TrajectoryReader) -> list[str]:
         for row in sql.query(f"SELECT {columns} FROM annotations").rows
     )
     read = sorted(
-        (one.trajectory_id, one.step, one.learner, one.pass_index, dict(one.values), weights(one))
+        (
+            one.trajectory_id,
+            one.step,
+            one.learner,
+            one.pass_index,
+            dict(one.values),
+            weights(one),
+        )
         for one in reader.annotations()
     )
     assert found == read
@@ -115,7 +135,9 @@ def annotate(writer: TrajectoryWriter, name: str, step: int, weight: float) -> N
     writer.annotate(Annotation(name, step, values={"stage": "rl"}, arrays=arrays))
 
 
-def test_live_annotations_have_their_arrays(run: RunDirectory, make: Make, tmp_path: Path) -> None:
+def test_live_annotations_have_their_arrays(
+    run: RunDirectory, make: Make, tmp_path: Path
+) -> None:
     with TrajectoryWriter(run) as writer:
         for step in (1, 2):
             writer.write(make(step), step=step)
@@ -125,7 +147,10 @@ def test_live_annotations_have_their_arrays(run: RunDirectory, make: Make, tmp_p
                 writer.seal(1)
         writer.annotate(Annotation("2-0-0", 2, "judge", values={"verdict": "good"}))
         writer.flush()
-        with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
+        with (
+            RunIndex(run, tmp_path / "cache") as index,
+            RunSql(run, index, threads=1) as sql,
+        ):
             assert learned(sql, TrajectoryReader(run)) == ["1-0-0", "2-0-0", "2-0-0"]
             total = sql.query("SELECT sum(list_sum(loss_weight)) FROM annotations").rows
             assert total == [(0.75,)]
@@ -163,7 +188,10 @@ def test_what_a_resume_took_back_is_no_row(
     with TrajectoryWriter(run, "again") as writer:
         annotate(writer, "2-0-0", 2, 0.75)
         writer.flush()
-        with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
+        with (
+            RunIndex(run, tmp_path / "cache") as index,
+            RunSql(run, index, threads=1) as sql,
+        ):
             assert learned(sql, TrajectoryReader(run)) == ["1-0-0", "2-0-0"]
             weight = "SELECT loss_weight[1] FROM annotations WHERE step = 2"
             assert sql.query(weight).rows == [(0.75,)]
@@ -197,7 +225,9 @@ def test_live_and_sealed_have_the_same_names(tmp_path: Path) -> None:
         assert sorted(index.ids()) == [row[0] for row in rows]
         assert len(rows) > 2
         assert all(f"{group}-{rollout}-" in name for name, group, rollout in rows)
-        read = sorted((one.trajectory_id, one.step) for one in TrajectoryReader(run).annotations())
+        read = sorted(
+            (one.trajectory_id, one.step) for one in TrajectoryReader(run).annotations()
+        )
         assert read
         assert sorted(sql.query("SELECT id, step FROM annotations").rows) == read
 
@@ -237,13 +267,17 @@ def test_a_statement_reads_the_views_and_nothing_else(
 def test_rows_time_and_memory_are_bounded(sql: RunSql) -> None:
     found = sql.query("SELECT * FROM range(100)", rows=10)
     assert (len(found.rows), found.cut) == (10, True)
-    endless = "SELECT count(*) FROM range(1000000000) a, range(1000000000) b WHERE a.range = -1"
+    endless = (
+        "SELECT count(*) FROM range(1000000000) a, range(1000000000) b WHERE a.range = -1"
+    )
     with pytest.raises(SqlError, match=r"longer than 0\.2 s"):
         sql.query(endless, timeout_s=0.2)
     assert sql.query("SELECT 1").rows == [(1,)]  # it goes on
 
 
-def test_damaged_shards_are_passed_over(run: RunDirectory, make: Make, tmp_path: Path) -> None:
+def test_damaged_shards_are_passed_over(
+    run: RunDirectory, make: Make, tmp_path: Path
+) -> None:
     with TrajectoryWriter(run) as writer:
         for number in (1, 2, 3):
             writer.write(make(number), step=number)
@@ -254,7 +288,10 @@ def test_damaged_shards_are_passed_over(run: RunDirectory, make: Make, tmp_path:
         (shard,) = folder.glob(f"step={number:06d}/*.parquet")
         shard.write_bytes(shard.read_bytes()[:-100])
     with RunIndex(run, tmp_path / "cache") as index, RunSql(run, index, threads=1) as sql:
-        assert sql.query("SELECT id FROM trajectories ORDER BY id").rows == [("2-0-0",), ("3-0-0",)]
+        assert sql.query("SELECT id FROM trajectories ORDER BY id").rows == [
+            ("2-0-0",),
+            ("3-0-0",),
+        ]
         found = sql.query("SELECT id, ratio FROM annotations ORDER BY id").rows
     assert found == [("1-0-0", [1.0, 1.0]), ("2-0-0", [1.0, 1.0])]
     assert len(sql.damage) == 2
@@ -262,7 +299,9 @@ def test_damaged_shards_are_passed_over(run: RunDirectory, make: Make, tmp_path:
 
 
 @pytest.mark.parametrize("memory", ["much", "5"])
-def test_a_memory_that_is_no_size_is_named(run: RunDirectory, tmp_path: Path, memory: str) -> None:
+def test_a_memory_that_is_no_size_is_named(
+    run: RunDirectory, tmp_path: Path, memory: str
+) -> None:
     with (
         RunIndex(run, tmp_path / "cache") as index,
         pytest.raises(SqlError, match=f"such as 500MB, got '{memory}'"),
@@ -270,7 +309,9 @@ def test_a_memory_that_is_no_size_is_named(run: RunDirectory, tmp_path: Path, me
         RunSql(run, index, memory=memory)
 
 
-def test_a_query_that_needs_too_much_memory_is_an_error(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_query_that_needs_too_much_memory_is_an_error(
+    run: RunDirectory, tmp_path: Path
+) -> None:
     greedy = "SELECT list(range) FROM range(30000000)"
     with (
         RunIndex(run, tmp_path / "cache") as index,

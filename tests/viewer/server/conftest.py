@@ -32,7 +32,11 @@ def run(tmp_path: Path, tokenizer: Tokenizer) -> RunDirectory:
     """Three steps of two groups of two; the first step's are annotated."""
     made = RunDirectory.create(
         tmp_path / "runs" / "first",
-        {"seed": 3, "created": "2026-11-22T10:00:00Z", "command": ["agentrl", "train", "c.yaml"]},
+        {
+            "seed": 3,
+            "created": "2026-11-22T10:00:00Z",
+            "command": ["agentrl", "train", "c.yaml"],
+        },
         "stages:\n  - {name: rl, train: {steps: 9}, algorithm: {name: grpo}}\n",
     )
     (made.models_folder / "start").mkdir(parents=True)
@@ -58,7 +62,9 @@ def run(tmp_path: Path, tokenizer: Tokenizer) -> RunDirectory:
                     "token_loss": np.full(sampled, float(group), np.float32),
                 }
                 values = {"trained_step": 1, "stage": "rl"}
-                writer.annotate(Annotation(f"{group}-{rollout}-0", 1, values=values, arrays=arrays))
+                writer.annotate(
+                    Annotation(f"{group}-{rollout}-0", 1, values=values, arrays=arrays)
+                )
         writer.flush()
     with_lines = JsonlWriter(made.metrics_path)
     for step in range(1, 4):

@@ -84,7 +84,10 @@ def test_a_file_holds_the_latest_trajectories_of_a_query(run: RunDirectory) -> N
     ids = [row["id"] for row in answer(page, "/trajectories")["rows"]]
     assert ids == ["6-1-0", "6-0-0", "4-1-0"]
     assert answer(page, "/tokens?id=6-0-0")["num_tokens"] > 0
-    assert answer(page, "/trajectory?id=6-0-0")["neighbours"]["siblings"] == ["6-0-0", "6-1-0"]
+    assert answer(page, "/trajectory?id=6-0-0")["neighbours"]["siblings"] == [
+        "6-0-0",
+        "6-1-0",
+    ]
     assert answer(page, "/trajectory?id=4-1-0")["neighbours"]["previous"] is None
 
 
@@ -97,7 +100,9 @@ def test_a_trajectory_whose_json_is_broken_hides_itself_alone(
         texts = table[column].to_pylist()
         texts[place] = text
         number_of_it = table.schema.get_field_index(column)
-        changed = table.set_column(number_of_it, table.schema.field(column), pa.array(texts))
+        changed = table.set_column(
+            number_of_it, table.schema.field(column), pa.array(texts)
+        )
         pq.write_table(changed, path)
 
     broken(3, 0, "turns", "[{")
@@ -108,7 +113,10 @@ def test_a_trajectory_whose_json_is_broken_hides_itself_alone(
     assert answer(page, "/trajectory?id=6-1-0")["neighbours"]["siblings"] == ["6-1-0"]
     told = capfd.readouterr().err
     for name, column in (("6-0-0", "turns"), ("4-1-0", "info")):
-        assert f"passed over: trajectory {name!r} cannot be read: the column {column!r}" in told
+        assert (
+            f"passed over: trajectory {name!r} cannot be read: the column {column!r}"
+            in told
+        )
 
 
 def test_groups_and_tasks_hold_what_was_exported(run: RunDirectory) -> None:
@@ -127,7 +135,9 @@ def test_groups_of_equal_numbers_are_told_apart_by_their_evaluation(
         for step, rollout in ((4, 0), (5, 1)):
             one = make_trajectory(tokenizer, 50, rollout)
             writer.write(one, step)
-            writer.write(replace(one, label=f"code/step={step:06d}/greedy", purpose="eval"), step)
+            writer.write(
+                replace(one, label=f"code/step={step:06d}/greedy", purpose="eval"), step
+            )
     page = exported(run, "--query", "group:50")
     groups = {
         name.partition("?")[2]: [row["id"] for row in json.loads(data)["rows"]]
@@ -169,19 +179,27 @@ def test_a_query_of_a_file_means_what_it_means_to_the_viewer(
     page = exported(run, "--query", "step:5")
     path = "/trajectories?sort=id&query="
     found = asked(run, page, *[f"{path}{quote(query)}" for query in QUERIES])
-    assert [[row["id"] for row in value["rows"]] for _, value in found] == [*QUERIES.values()]
+    assert [[row["id"] for row in value["rows"]] for _, value in found] == [
+        *QUERIES.values()
+    ]
     with RunIndex(run) as index:
         index.refresh()
         wanted = [index.ids(f"step:5 {query}", "id") for query in QUERIES]
     assert wanted == [*QUERIES.values()]
-    refused = asked(run, page, *[f"{path}{one}" for one in ("status:failed,truncated", "task:t*")])
+    refused = asked(
+        run, page, *[f"{path}{one}" for one in ("status:failed,truncated", "task:t*")]
+    )
     assert [status for status, _ in refused] == [400, 400]
 
 
 def test_facets_of_a_file_count_what_its_query_finds(run: RunDirectory) -> None:
     page = exported(run, "--query", "step:3")
     all_, some, chosen = asked(
-        run, page, "/facets", "/facets?query=task:task-0", "/facets?columns=task&columns=tokens"
+        run,
+        page,
+        "/facets",
+        "/facets?query=task:task-0",
+        "/facets?columns=task&columns=tokens",
     )
     assert all_[1]["columns"]["tool"] == [["python", 4]]
     assert some[1]["columns"]["tool"] == [["python", 2]]
@@ -197,7 +215,9 @@ def test_a_file_does_not_give_the_tokens_of_one_learner_for_those_of_another(
     assert [status for status, _ in asked(run, page, *paths)] == [200, 404]
 
 
-@pytest.mark.parametrize("options", [["--limit", "201"], ["--redact", "("], ["--redact", "x*"]])
+@pytest.mark.parametrize(
+    "options", [["--limit", "201"], ["--redact", "("], ["--redact", "x*"]]
+)
 def test_an_export_that_cannot_be_is_named(
     run: RunDirectory, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,11 +261,17 @@ def test_a_secret_leaves_blobs_and_stages_and_what_cannot_be_rewritten_is_left_o
         files = [{"sha256": sha256} for sha256 in (kept, text, binary)]
         one = make_trajectory(tokenizer, 50)
         writer.write(replace(one, info={"files": files, "number": 5512}), 5)
-    found = answers(exported(run, "--redact", r"hush-\d+", "--redact", "5512", "--query", "step:5"))
-    blobs = {name.rpartition("/")[2]: data for name, data in found.items() if "/blob/" in name}
+    found = answers(
+        exported(run, "--redact", r"hush-\d+", "--redact", "5512", "--query", "step:5")
+    )
+    blobs = {
+        name.rpartition("/")[2]: data for name, data in found.items() if "/blob/" in name
+    }
     assert blobs == {kept: b"nothing to hide", text: "the word is █████.".encode()}
     assert not [name for name, data in found.items() if b"hush" in data or b"5512" in data]
-    [view] = [json.loads(data) for name, data in found.items() if name.endswith(key_of(run))]
+    [view] = [
+        json.loads(data) for name, data in found.items() if name.endswith(key_of(run))
+    ]
     assert [stage["name"] for stage in view["stages"]] == ["█████"]
 
 
@@ -269,7 +295,9 @@ def test_a_mapping_with_the_keys_of_a_packed_array_is_redacted(
     assert len(kinds) == tokens["num_tokens"]
 
 
-def test_a_match_leaves_before_a_text_is_cut(run: RunDirectory, tokenizer: Tokenizer) -> None:
+def test_a_match_leaves_before_a_text_is_cut(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
     said = "." * 484 + f" {KEY}"
     played = make_trajectory(tokenizer, 50, prompt=said)
     task = replace(played.task, answer={"numbers": [1] * 234, "key": KEY})
@@ -283,7 +311,9 @@ def test_a_match_leaves_before_a_text_is_cut(run: RunDirectory, tokenizer: Token
     assert row["answer"].endswith('"key":"█████"}')
 
 
-def test_a_match_leaves_before_a_name_is_divided(run: RunDirectory, tokenizer: Tokenizer) -> None:
+def test_a_match_leaves_before_a_name_is_divided(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
     played = make_trajectory(tokenizer, 50)
     with TrajectoryWriter(run, "other") as writer:
         label = "code/before/hush-5512/greedy"
@@ -306,13 +336,17 @@ def test_what_is_said_of_damage_is_not_in_a_redacted_file(
     assert f"..{KEY[:10]}…" in capfd.readouterr().err
 
 
-def test_a_secret_leaves_with_the_likeliest_tokens(run: RunDirectory, tokenizer: Tokenizer) -> None:
+def test_a_secret_leaves_with_the_likeliest_tokens(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
     # sampled nowhere: "It is S" stands where the first alternative takes the place of "4"
     with TrajectoryWriter(run, "other") as writer:
         writer.write(make_trajectory(tokenizer, 50, alternatives="S"), 5)
     tokens = answer(exported(run, "--query", "step:5"), "/tokens?id=50-0-0")
     assert "S" in tokens["alternatives"]["pieces"].values()
-    tokens = answer(exported(run, "--query", "step:5", "--redact", "is S"), "/tokens?id=50-0-0")
+    tokens = answer(
+        exported(run, "--query", "step:5", "--redact", "is S"), "/tokens?id=50-0-0"
+    )
     assert tokens["alternatives"] is None
     assert "--redact leaves them out" in tokens["missing"]["alternatives"]
     assert tokens["num_tokens"] > 0
@@ -343,7 +377,9 @@ def test_a_file_opens_from_the_disk_with_its_token_view(
     page.get_by_text("6-0-0", exact=True).first.wait_for()
     page.goto(f"{file}#/run/{key_of(run)}/trajectory/2-0-0?tab=tokens")
     page.get_by_text("What", exact=False).first.wait_for()
-    page.wait_for_function("(text) => document.body.textContent.includes(text)", arg=TEXTS[3])
+    page.wait_for_function(
+        "(text) => document.body.textContent.includes(text)", arg=TEXTS[3]
+    )
     page.close()
     assert said == []
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
@@ -372,7 +408,9 @@ def test_a_file_offers_no_choice_of_what_it_does_not_hold(
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_each_link_of_a_file_leads_to_what_is_in_it(run: RunDirectory, browser: Browser) -> None:
+def test_each_link_of_a_file_leads_to_what_is_in_it(
+    run: RunDirectory, browser: Browser
+) -> None:
     events = EventLog(run)
     events.log("slow", "a slow step", boundary="train", level="warning", step=3)
     events.close()
@@ -395,7 +433,9 @@ def test_each_link_of_a_file_leads_to_what_is_in_it(run: RunDirectory, browser: 
             assert "not compared" not in told, link
             assert page.locator("[role=alert]").all_inner_texts() in ([], [""]), link
             seen.add(link)
-            hrefs = page.eval_on_selector_all("a", "all => all.map((a) => a.getAttribute('href'))")
+            hrefs = page.eval_on_selector_all(
+                "a", "all => all.map((a) => a.getAttribute('href'))"
+            )
             found |= {
                 href
                 for href in hrefs
@@ -413,7 +453,15 @@ WHOLE = """() => {
   const told = document.querySelector("main")?.textContent ?? "";
   return told.length > 20 && !/(Loading|Reading|Decoding|Comparing|Aligning)[^.]{0,40}…/.test(told);
 }"""
-PAGES = ("/group/6", "/task/task-0", "/diff", "/trajectories", "tab=tokens", "tab=state", "tab=raw")
+PAGES = (
+    "/group/6",
+    "/task/task-0",
+    "/diff",
+    "/trajectories",
+    "tab=tokens",
+    "tab=state",
+    "tab=raw",
+)
 
 
 def key_of(run: RunDirectory) -> str:

@@ -122,7 +122,9 @@ def test_what_the_viewer_imports_needs_no_gpu_stack() -> None:
         "print([n for n in ('torch', 'ray', 'sglang', 'transformers', 'datasets', 'pandas')"
         " if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -150,7 +152,11 @@ def test_a_viewer_that_ended_hides_no_package(run: RunDirectory) -> None:
 
 
 def test_over_ssh_the_tunnel_is_told_and_no_browser_opened() -> None:
-    environment = {"SSH_CONNECTION": "10.0.0.9 5000 10.0.0.1 2222", "USER": "ann", "DISPLAY": ":1"}
+    environment = {
+        "SSH_CONNECTION": "10.0.0.9 5000 10.0.0.1 2222",
+        "USER": "ann",
+        "DISPLAY": ":1",
+    }
     lines, desktop = ways_in(ADDRESS, environment, terminal=True)
     assert lines[0] == "http://127.0.0.1:8123/?token=secret"
     assert "ssh -N -L 8123:127.0.0.1:8123 -p 2222 ann@10.0.0.1" in lines[1]
@@ -181,7 +187,13 @@ def train_then_view(folder: Path) -> list[str]:
     """The command line of a tiny run."""
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
     given = ("--then-view", f"run.dir={folder / 'run'}", "stages.warmup.steps=1")
-    return ["train", str(folder / "config.yaml"), *given, "stages.rl.steps=1", "stages.rl.eval={}"]
+    return [
+        "train",
+        str(folder / "config.yaml"),
+        *given,
+        "stages.rl.steps=1",
+        "stages.rl.eval={}",
+    ]
 
 
 class OnTerminal:
@@ -193,7 +205,9 @@ class OnTerminal:
         noted: where the program writes what it opened.
     """
 
-    def __init__(self, tokens: Sequence[str], environment: Mapping[str, str], noted: Path) -> None:
+    def __init__(
+        self, tokens: Sequence[str], environment: Mapping[str, str], noted: Path
+    ) -> None:
         program = noted.with_suffix(".py")
         program.write_text(BROWSER.format(python=sys.executable, noted=noted))
         program.chmod(0o700)
@@ -214,7 +228,9 @@ class OnTerminal:
     def read_until(self, pattern: str, within_s: float = 90.0) -> re.Match[str]:
         end = time.monotonic() + within_s
         while (found := re.search(pattern, self.shown)) is None:
-            ready, _, _ = select.select([self._ours], [], [], max(0.0, end - time.monotonic()))
+            ready, _, _ = select.select(
+                [self._ours], [], [], max(0.0, end - time.monotonic())
+            )
             assert ready, self.shown
             self.shown += self._read()
         return found
@@ -295,7 +311,9 @@ def test_elsewhere_nothing_is_opened(
 
 
 @pytest.mark.slow
-def test_a_run_that_has_been_trained_is_shown(tmp_path: Path, on_terminal: Terminal) -> None:
+def test_a_run_that_has_been_trained_is_shown(
+    tmp_path: Path, on_terminal: Terminal
+) -> None:
     noted = tmp_path / "opened"
     shown = on_terminal(train_then_view(tmp_path), {"DISPLAY": ":0"}, noted)
     ended = shown.read_until(r"Ctrl-C ends the viewer", 240.0)
@@ -377,5 +395,7 @@ def test_what_was_read_goes_back_to_the_system(tmp_path: Path) -> None:
         "finally: import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert ended.stdout.splitlines()[-1] == "system"

@@ -27,7 +27,9 @@ WORST = len(TEXTS[0]) + 5
 def test_what_store_keep_dropped_is_told(client: Client, run: RunDirectory) -> None:
     assert client.of_run("/overview").json()["kept"] == []
     assert client.get("/api/runs").json()["runs"][0]["trajectories"] == 12
-    writer_of_step_2 = KeepSpec(last_steps=1, reward_above=0.5)  # as if the run went on from there
+    writer_of_step_2 = KeepSpec(
+        last_steps=1, reward_above=0.5
+    )  # as if the run went on from there
     with TrajectoryWriter(run, keep=writer_of_step_2) as writer:
         writer.seal(2)
     kept = [{"stage": "", "kept": 2, "of": 4, "steps": [1, 1]}]
@@ -35,13 +37,17 @@ def test_what_store_keep_dropped_is_told(client: Client, run: RunDirectory) -> N
     until(lambda: client.get("/api/runs").json()["runs"][0]["trajectories"] == 10)
     blame = client.of_run("/blame", step=1, signal="loss", level="trajectory").json()
     assert blame["kept"] == [2, 4]
-    other = client.of_run("/blame", step=1, signal="loss", level="trajectory", stage="rl").json()
+    other = client.of_run(
+        "/blame", step=1, signal="loss", level="trajectory", stage="rl"
+    ).json()
     assert other["kept"] is None  # a step of this number of another stage
     assert sorted(row["id"] for row in blame["rows"]) == ["2-1-0", "3-1-0"]
     assert client.of_run("/trajectory", id="2-1-0").status_code == 200
     dropped = client.of_run("/trajectory", id="2-0-0")
     assert dropped.status_code == 404
-    assert "'2-0-0' any more: it was dropped by store.keep, which left 2 of 4" in dropped.text
+    assert (
+        "'2-0-0' any more: it was dropped by store.keep, which left 2 of 4" in dropped.text
+    )
     assert str(run.root) not in dropped.text
     with TrajectoryWriter(run, keep=KeepSpec(last_steps=1, share=0.0)) as writer:
         writer.seal(2)
@@ -74,7 +80,11 @@ def test_what_leads_to_a_step_names_its_stage_where_there_are_several(
 ) -> None:
     lines = JsonlWriter(run.metrics_path)
     for step in range(1, 9):
-        logged = {"policy/nll": 9.0, "policy/loss": 8.0 * (step == 5), "eval/sums/greedy": 0.5}
+        logged = {
+            "policy/nll": 9.0,
+            "policy/loss": 8.0 * (step == 5),
+            "eval/sums/greedy": 0.5,
+        }
         lines.append({"step": step, "stage": "sft", "time": 200.0 + step, **logged})
     lines.close()
     log = EventLog(run)
@@ -129,7 +139,9 @@ def test_evaluations_of_a_run_that_ended_are_those_of_its_summary(
 ) -> None:
     own = {"greedy": 0.5, "sampled": None, "excluded": 2}
     write_json(run.summary_path, {"eval": {"sums": {"before": own, "num_tasks": 3}}})
-    judged = replace(make_trajectory(tokenizer, 0), label="sums/before/greedy", purpose="eval")
+    judged = replace(
+        make_trajectory(tokenizer, 0), label="sums/before/greedy", purpose="eval"
+    )
     with TrajectoryWriter(run, "evaluation") as writer:
         writer.write(judged, 0)
     greedy, sampled, excluded = client.of_run("/overview").json()["evaluations"]
@@ -159,7 +171,9 @@ def test_evaluations_of_a_run_under_way_lead_to_their_trajectories(
         (f"{name}/greedy", {"step 20 of rl": 0.2}),
         (f"{name}/greedy", {"step 20 of sft": 0.2}),
     ]
-    for one, stage in zip([one for one in found if one["query"]], ("rl", "sft"), strict=True):
+    for one, stage in zip(
+        [one for one in found if one["query"]], ("rl", "sft"), strict=True
+    ):
         rows = client.of_run("/trajectories", query=one["query"]).json()["rows"]
         assert [row["id"] for row in rows] == [f"{stage}/{name}/step=000020/greedy/0-0-0"]
 
@@ -177,7 +191,9 @@ def test_a_group_has_its_rollouts_with_advantages_and_tokens(client: Client) -> 
 def test_a_group_is_of_training_where_no_evaluation_is_named(
     client: Client, run: RunDirectory, tokenizer: Tokenizer
 ) -> None:
-    judged = replace(make_trajectory(tokenizer, 2), label="sums/after/greedy", purpose="eval")
+    judged = replace(
+        make_trajectory(tokenizer, 2), label="sums/after/greedy", purpose="eval"
+    )
     with TrajectoryWriter(run, "evaluation") as writer:
         writer.write(judged, 3)
     answer = client.of_run("/group", group_index=2).json()
@@ -198,9 +214,13 @@ def test_a_group_is_whole_beside_evaluations_that_count_from_0_too(
                 one = make_trajectory(tokenizer, 0, rollout)
                 writer.write(replace(one, stage="rl", label=played, purpose="eval"), step)
     answer = client.of_run("/group", group_index=0, stage="rl").json()
-    assert [row["id"] for row in answer["rows"]] == [f"0-{rollout}-0" for rollout in range(8)]
+    assert [row["id"] for row in answer["rows"]] == [
+        f"0-{rollout}-0" for rollout in range(8)
+    ]
     answer = client.of_run("/group", group_index=0, stage="rl", label=played).json()
-    assert [row["id"] for row in answer["rows"]] == [f"rl/{played}/0-{n}-0" for n in range(5)]
+    assert [row["id"] for row in answer["rows"]] == [
+        f"rl/{played}/0-{n}-0" for n in range(5)
+    ]
 
 
 def test_the_rewards_of_a_large_group_are_those_of_all_its_rollouts(
@@ -228,7 +248,11 @@ def test_a_group_that_ended_in_two_steps_is_whole(
     answer = client.of_run("/trajectory", id="50-0-0").json()
     assert answer["neighbours"]["siblings"] == ids
     own = answer["summary"]
-    named = {"group_index": own["group_index"], "stage": own["stage"], "label": own["label"]}
+    named = {
+        "group_index": own["group_index"],
+        "stage": own["stage"],
+        "label": own["label"],
+    }
     group = client.of_run("/group", **named).json()
     assert [row["id"] for row in group["rows"]] == ids
     assert (group["reward_mean"], group["zero_std"]) == (0.375, False)
@@ -255,7 +279,9 @@ def test_two_trajectories_are_compared_by_turns(client: Client) -> None:
 def test_tasks_are_compared_between_ranges_of_steps(client: Client) -> None:
     answer = client.of_run("/tasks", a="1..1", b="2..3").json()
     assert (answer["tasks"], answer["episodes"]) == (2, 8)
-    never = client.of_run("/tasks", a="1", b="2..3", solved="reward>5", query="task:task-0").json()
+    never = client.of_run(
+        "/tasks", a="1", b="2..3", solved="reward>5", query="task:task-0"
+    ).json()
     assert [row["task"] for row in never["never"]["rows"]] == ["task-0"]
     for params, why in (
         ({"a": "2..3", "b": "1"}, "must come after"),
@@ -268,7 +294,9 @@ def test_tasks_are_compared_between_ranges_of_steps(client: Client) -> None:
 
 def test_a_task_that_is_solved_at_last_tells_by_what(client: Client) -> None:
     # what finds one trajectory alone solved its task, and none before did
-    (row,) = client.of_run("/tasks", a="1", b="2..3", solved="id:4-1-0").json()["new"]["rows"]
+    (row,) = client.of_run("/tasks", a="1", b="2..3", solved="id:4-1-0").json()["new"][
+        "rows"
+    ]
     assert (row["id"], row["calls"], row["new_calls"]) == ("4-1-0", "python ok", False)
     assert client.of_run("/tasks", a="1", b="2..3", solved="").json()["new"]["rows"] == []
 
@@ -290,7 +318,9 @@ def test_blame_sums_to_the_logged_loss_and_ranks_the_worst_token(client: Client)
     # four trajectories of weight 1/4 each, two of token loss 2 and two of 3
     assert loss["total"] == pytest.approx(2.5, abs=1e-6)
     assert loss["logged"] == 2.5
-    assert sorted(row["value"] for row in loss["rows"]) == pytest.approx([0.5, 0.5, 0.75, 0.75])
+    assert sorted(row["value"] for row in loss["rows"]) == pytest.approx(
+        [0.5, 0.5, 0.75, 0.75]
+    )
     mismatch = client.of_run("/blame", step=1, signal="mismatch").json()
     assert (mismatch["rows"][0]["id"], mismatch["rows"][0]["token"]) == ("2-0-0", WORST)
     assert (loss["missing"], mismatch["missing"]) == ("", "")

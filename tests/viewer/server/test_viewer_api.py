@@ -46,7 +46,9 @@ def test_metrics_come_by_stage_and_name(client: Client) -> None:
     [stage] = client.of_run("/metrics", names="policy/loss").json()["stages"]
     assert stage["series"]["policy/loss"]["value"] == [2.5]
     assert (
-        client.of_run("/metrics", names="policy/loss", stage="x").json()["stages"][0]["series"]
+        client.of_run("/metrics", names="policy/loss", stage="x").json()["stages"][0][
+            "series"
+        ]
         == {}
     )
 
@@ -110,7 +112,9 @@ def test_a_list_has_texts_that_are_asked_for(client: Client) -> None:
     assert set(rows[0]) - {"final"} <= fields.keys()
 
 
-@pytest.mark.parametrize("params", [{"offset": "-1"}, {"limit": "9999999"}, {"limit": "many"}])
+@pytest.mark.parametrize(
+    "params", [{"offset": "-1"}, {"limit": "9999999"}, {"limit": "many"}]
+)
 def test_a_page_that_is_none_is_named(client: Client, params: dict[str, str]) -> None:
     answer = client.of_run("/trajectories", **params)
     assert answer.status_code == 400
@@ -130,9 +134,14 @@ def test_a_trajectory_has_its_turns_and_neighbours(client: Client) -> None:
 
 def test_a_trajectory_says_what_became_of_it(client: Client, run: RunDirectory) -> None:
     def moved(group: int, to: str, **more: object) -> str:
-        return json.dumps({"group_index": group, "rollout_indices": [0], "to": to, **more}) + "\n"
+        return (
+            json.dumps({"group_index": group, "rollout_indices": [0], "to": to, **more})
+            + "\n"
+        )
 
-    run.ledger_path.write_text(moved(2, "trained", step=1) + moved(3, "dropped", reason="stale"))
+    run.ledger_path.write_text(
+        moved(2, "trained", step=1) + moved(3, "dropped", reason="stale")
+    )
     found = [client.of_run("/trajectory", id=f"{group}-0-0").json() for group in (2, 3, 4)]
     fates = [(one["summary"]["trained_step"], one["summary"]["drop"]) for one in found]
     assert fates == [(1, ""), (None, "stale"), (None, "")]
@@ -150,12 +159,19 @@ def test_tokens_have_pieces_bytes_and_columns_on_one_axis(client: Client) -> Non
     )
     assert joined.decode() == f"{TEXTS[0]}{TEXTS[1]}<end>{TEXTS[2]}{TEXTS[3]}<end>"
     party = len(TEXTS[0]) + len("call ")
-    assert [answer["bytes"][str(party + place)] for place in range(4)] == ["f0", "9f", "8e", "89"]
+    assert [answer["bytes"][str(party + place)] for place in range(4)] == [
+        "f0",
+        "9f",
+        "8e",
+        "89",
+    ]
     kinds = array(answer["kinds"])
     difference = array(answer["columns"]["difference"]["values"])
     assert np.isnan(difference[kinds != 1]).all()
     # the sixth sampled token, whose trainer says -3 where the sampler said -0.5
-    assert np.flatnonzero(np.abs(np.nan_to_num(difference)) > 0).tolist() == [len(TEXTS[0]) + 5]
+    assert np.flatnonzero(np.abs(np.nan_to_num(difference)) > 0).tolist() == [
+        len(TEXTS[0]) + 5
+    ]
     assert difference[len(TEXTS[0]) + 5] == -2.5
     assert "store.detail: full" in answer["missing"]["entropy"]
 
@@ -173,7 +189,9 @@ def test_the_likeliest_tokens_stand_beside_the_sampled_ones(
     ids = array(found["ids"]).reshape(-1, 3)
     assert ids[:, 0].tolist() == array(answer["ids"])[sampled].tolist()
     assert [found["pieces"][str(token)] for token in ids[0]] == ["c", "x", "y"]
-    party = next(at for at, token in enumerate(ids[:, 0].tolist()) if str(token) in found["bytes"])
+    party = next(
+        at for at, token in enumerate(ids[:, 0].tolist()) if str(token) in found["bytes"]
+    )
     assert found["bytes"][str(ids[party, 0])] == "f0"
     assert array(found["logprobs"])[:3].tolist() == [-0.5, -1.5, -2.5]
     assert "alternatives" not in answer["missing"]
@@ -189,10 +207,17 @@ def test_rendered_text_is_the_ids_and_its_spans_cover_it(client: Client) -> None
     units = sequence["text"].encode("utf-16-le")
     shown = [units[2 * a : 2 * b].decode("utf-16-le") for a, b, _, _ in sequence["spans"]]
     assert shown == [TEXTS[0], f"{TEXTS[1]}<end>", TEXTS[2], f"{TEXTS[3]}<end>"]
-    assert [span[2] for span in sequence["spans"]] == ["prompt", "policy", "observation", "policy"]
+    assert [span[2] for span in sequence["spans"]] == [
+        "prompt",
+        "policy",
+        "observation",
+        "policy",
+    ]
 
 
-def test_a_run_without_a_tokenizer_says_so_and_shows_ids(client: Client, run: RunDirectory) -> None:
+def test_a_run_without_a_tokenizer_says_so_and_shows_ids(
+    client: Client, run: RunDirectory
+) -> None:
     write_json(run.record_path, {**run.read_record(), "tokenizers": {}})
     answer = client.of_run("/tokens", id="2-0-0").json()
     assert "keeps no tokenizer" in answer["missing"]["pieces"]
@@ -220,7 +245,9 @@ def test_an_image_comes_by_its_type_and_all_else_as_a_file(
     assert answer.headers["content-disposition"].startswith("attachment")
 
 
-def test_a_run_that_is_moved_says_so_and_comes_back(client: Client, run: RunDirectory) -> None:
+def test_a_run_that_is_moved_says_so_and_comes_back(
+    client: Client, run: RunDirectory
+) -> None:
     key = client.get("/api/runs").json()["runs"][0]["key"]
     away = run.root.rename(run.root.with_name("away"))
     for path in ("", "/metrics", "/trajectories", "/notes"):
@@ -232,7 +259,9 @@ def test_a_run_that_is_moved_says_so_and_comes_back(client: Client, run: RunDire
 
 
 def test_a_page_of_another_machine_asks_in_vain(client: Client) -> None:
-    answer = httpx.options(client.root + "/api/runs", headers={"Origin": "http://evil.example"})
+    answer = httpx.options(
+        client.root + "/api/runs", headers={"Origin": "http://evil.example"}
+    )
     assert answer.status_code == 401
 
 
@@ -250,7 +279,9 @@ def test_a_fault_of_the_viewer_is_an_answer_and_a_log_line(
     assert answer.status_code == 500
     assert "IsADirectoryError" in answer.json()["error"]
     assert "default-src 'self'" in answer.headers["content-security-policy"]
-    [record] = [one for one in caplog.records if getattr(one, "event", "") == "request_failed"]
+    [record] = [
+        one for one in caplog.records if getattr(one, "event", "") == "request_failed"
+    ]
     assert record.levelname == "ERROR"
 
 

@@ -35,7 +35,9 @@ def test_a_read_only_run_is_shown_though_the_disk_of_the_cache_is_full(
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     full = ["--size", "16384", "--tmpfs", str(cache)]
-    moved, total, tokens, refused = in_namespace(["--ro-bind", there, there, *full], LOOK, there)
+    moved, total, tokens, refused = in_namespace(
+        ["--ro-bind", there, there, *full], LOOK, there
+    )
     assert moved.startswith("index_moved ")
     assert (total, tokens) == ("6", "200")
     assert refused.startswith("403 ")

@@ -137,7 +137,9 @@ def test_rows_are_counted_without_an_index(run: RunDirectory) -> None:
     assert count_trajectories(run) == 5
 
 
-def test_two_viewers_of_one_run_answer_alike(run: RunDirectory, tokenizer: Tokenizer) -> None:
+def test_two_viewers_of_one_run_answer_alike(
+    run: RunDirectory, tokenizer: Tokenizer
+) -> None:
     with (
         viewing(run.root) as first,
         viewing(run.root) as second,
@@ -147,9 +149,16 @@ def test_two_viewers_of_one_run_answer_alike(run: RunDirectory, tokenizer: Token
         assert one.of_run("/trajectories").json()["total"] == 12
         with TrajectoryWriter(run, "other") as writer:
             writer.write(make_trajectory(tokenizer, 70), 7)
-        until(lambda: all(c.of_run("/trajectories").json()["total"] == 13 for c in (one, other)))
+        until(
+            lambda: all(
+                c.of_run("/trajectories").json()["total"] == 13 for c in (one, other)
+            )
+        )
         # each has its own token and its own cookie
-        assert other.get("/", headers={"Authorization": f"Bearer {first.token}"}).status_code == 401
+        assert (
+            other.get("/", headers={"Authorization": f"Bearer {first.token}"}).status_code
+            == 401
+        )
         key = run_key(run.root.resolve())
         note = {"trajectory": "70-0-0", "labels": ["seen"]}
         made = one.post(f"/api/runs/{key}/notes", json=note).json()

@@ -61,11 +61,18 @@ def test_a_page_is_told_of_trajectories_steps_and_alerts(
         lines = JsonlWriter(run.metrics_path)
         lines.append({"step": 4, "stage": "rl", "time": 1.0})
         lines.close()
-        assert next(data for _, kind, data in told if kind == "step") == {"step": 4, "stage": "rl"}
+        assert next(data for _, kind, data in told if kind == "step") == {
+            "step": 4,
+            "stage": "rl",
+        }
         log = EventLog(run)
-        log.log("lost", "a worker died", boundary="engine", level="warning", trajectory="9-0-0")
+        log.log(
+            "lost", "a worker died", boundary="engine", level="warning", trajectory="9-0-0"
+        )
         log.close()
-        number, data = next((number, data) for number, kind, data in told if kind == "alert")
+        number, data = next(
+            (number, data) for number, kind, data in told if kind == "alert"
+        )
         assert data["text"] == "a worker died"
         assert data["link"] == {"page": "trajectory", "id": "9-0-0"}
     # a page that comes back is told what it missed, and no more
@@ -107,18 +114,29 @@ def test_a_viewer_ends_at_once_with_pages_open(run: RunDirectory) -> None:
     stack.close()
 
 
-def test_a_page_is_told_what_follows_an_odd_alert(client: Client, run: RunDirectory) -> None:
+def test_a_page_is_told_what_follows_an_odd_alert(
+    client: Client, run: RunDirectory
+) -> None:
     with client.stream("GET", stream_path(client)) as response:
         told = events(response)
         first = {next(told)[1] for _ in range(3)}
         assert first == {"state", "step", "trajectories"}
-        odd = {"time": 1.0, "level": "warning", "event": "x", "message": "m", "blame": "loss"}
+        odd = {
+            "time": 1.0,
+            "level": "warning",
+            "event": "x",
+            "message": "m",
+            "blame": "loss",
+        }
         with closing(JsonlWriter(run.events_path)) as lines:
             lines.append(odd)
         assert next(data for _, kind, data in told if kind == "alert")["text"] == "m"
         with closing(JsonlWriter(run.metrics_path)) as lines:
             lines.append({"step": 4, "stage": "rl", "time": 1.0})
-        assert next(data for _, kind, data in told if kind == "step") == {"step": 4, "stage": "rl"}
+        assert next(data for _, kind, data in told if kind == "step") == {
+            "step": 4,
+            "stage": "rl",
+        }
 
 
 def test_a_look_that_fails_is_told_and_the_next_one_goes_on(
@@ -138,7 +156,9 @@ def test_a_look_that_fails_is_told_and_the_next_one_goes_on(
         states = [next(told)[1:], next(told)[1:]]
     lost = {"state": "lost", "why": "ZeroDivisionError('by nobody')"}
     assert states == [("state", lost), ("state", {"state": "stopped"})]
-    assert [one.event for one in caplog.records if hasattr(one, "event")] == ["follow_failed"]
+    assert [one.event for one in caplog.records if hasattr(one, "event")] == [
+        "follow_failed"
+    ]
 
 
 def test_all_alerts_of_a_run_in_the_place_of_another_are_told(
@@ -160,7 +180,9 @@ def test_all_alerts_of_a_run_in_the_place_of_another_are_told(
         assert [next(found) for _ in range(3)] == ["first", "second", "third"]
 
 
-def test_a_run_that_is_moved_while_watched_is_told(client: Client, run: RunDirectory) -> None:
+def test_a_run_that_is_moved_while_watched_is_told(
+    client: Client, run: RunDirectory
+) -> None:
     with client.stream("GET", stream_path(client)) as response:
         told = events(response)
         while next(told)[1] != "trajectories":

@@ -36,7 +36,10 @@ def hostile(run: RunDirectory, tokenizer: Tokenizer) -> str:
     rewards = {HOSTILE: math.nan, "__proto__": math.inf}
     with TrajectoryWriter(run, "other") as writer:
         writer.write(
-            replace(made, turns=(first, made.turns[1]), task=task, rewards=rewards, reward=0.5), 9
+            replace(
+                made, turns=(first, made.turns[1]), task=task, rewards=rewards, reward=0.5
+            ),
+            9,
         )
     return made.id
 

@@ -17,7 +17,12 @@ VERSIONS = {"agentrl": "2.0"}
 
 
 def make(
-    root: Path, seed: int, lr: float, *, version: str = "2.0", stages: tuple[str, ...] = ("rl",)
+    root: Path,
+    seed: int,
+    lr: float,
+    *,
+    version: str = "2.0",
+    stages: tuple[str, ...] = ("rl",),
 ) -> RunDirectory:
     """A run whose reward is the step times ``lr``, and the seed over ten more; of ten steps."""
     config = {
@@ -27,14 +32,22 @@ def make(
     record = {
         "seed": seed,
         "versions": {"agentrl": version},
-        "sources": {"run.seed": "command line: run.seed=1", "stages.rl.optim": "c.yaml:3:1"},
+        "sources": {
+            "run.seed": "command line: run.seed=1",
+            "stages.rl.optim": "c.yaml:3:1",
+        },
     }
     made = RunDirectory.create(root, record, json.dumps(config))
     lines = JsonlWriter(made.metrics_path)
     for name in stages:
         for step in range(1, 11):
             value = step * lr + seed / 10
-            row = {"step": step, "stage": name, "time": 1000.0 + 3600 * step, "reward/mean": value}
+            row = {
+                "step": step,
+                "stage": name,
+                "time": 1000.0 + 3600 * step,
+                "reward/mean": value,
+            }
             lines.append(row | ({f"odd/{seed}": 1.0} if step == 5 else {}))
     lines.close()
     return made
@@ -95,18 +108,26 @@ def test_settings_that_do_not_parse_are_told_by_that_run_alone(client: Client) -
     assert [row["path"] for row in found["differences"]] == ["run.dir", "run.seed"]
 
 
-def test_settings_of_a_resumed_run_are_those_that_run_now(client: Client, tmp_path: Path) -> None:
+def test_settings_of_a_resumed_run_are_those_that_run_now(
+    client: Client, tmp_path: Path
+) -> None:
     key = keys_of(client)["low0"]
     assert client.get(f"/api/runs/{key}/settings").json()["rows"][0]["value"] == 0
     (tmp_path / "runs" / "low0" / "config.resolved.yaml").write_text("run: {seed: 5555}")
     [row] = client.get(f"/api/runs/{key}/settings").json()["rows"]
     assert (row["path"], row["value"]) == ("run.seed", 5555)
     (tmp_path / "runs" / "low0" / "config.resolved.yaml").write_text("[1, 2, 3]")
-    assert "no mapping, but a list" in client.get(f"/api/runs/{key}/settings").json()["error"]
+    assert (
+        "no mapping, but a list" in client.get(f"/api/runs/{key}/settings").json()["error"]
+    )
 
 
 def test_the_table_of_runs_has_chosen_columns(client: Client) -> None:
-    columns = ["setting:stages.rl.optim.lr", "metric:reward/mean", "record:versions.agentrl"]
+    columns = [
+        "setting:stages.rl.optim.lr",
+        "metric:reward/mean",
+        "record:versions.agentrl",
+    ]
     rows = client.get("/api/runs", params={"columns": columns}).json()["runs"]
     values = {row["name"]: [row["columns"][name] for name in columns] for row in rows}
     assert values["high1"] == [0.02, pytest.approx(0.3), "2.0"]
@@ -123,7 +144,11 @@ def test_tags_of_a_run_are_given_and_taken_back(client: Client) -> None:
 
     def tags() -> dict[str, list[str]]:
         rows = client.get("/api/runs").json()["runs"]
-        return {row["name"]: label for row in rows for label in [x["labels"] for x in row["tags"]]}
+        return {
+            row["name"]: label
+            for row in rows
+            for label in [x["labels"] for x in row["tags"]]
+        }
 
     assert tags() == {"old": ["baseline"]}
     for wrong in ({"labels": ["two words"]}, {"labels": ["a"], "turn": 1}, {}):
@@ -158,7 +183,9 @@ def test_runs_of_other_seeds_are_one_group_with_paired_differences(client: Clien
     ]
 
 
-def test_runs_of_another_agentrl_and_other_stages_are_compared_apart(client: Client) -> None:
+def test_runs_of_another_agentrl_and_other_stages_are_compared_apart(
+    client: Client,
+) -> None:
     found = compared(client, "low0", "old")
     assert (found["stages"], found["stage"]) == (["rl", "warmup"], None)
     assert len(found["groups"]) == 2
@@ -184,5 +211,7 @@ def test_a_run_of_another_format_and_one_that_is_gone_are_named(
     assert found["compared"] == [keys["low0"]]
     assert len(found["metrics"]["reward/mean"]["groups"][0]["step"]) == 10
     assert client.get("/api/compare", params={"runs": ["x"] * 17}).status_code == 400
-    none = client.get("/api/compare", params={"runs": "nothing", "names": "reward/mean"}).json()
+    none = client.get(
+        "/api/compare", params={"runs": "nothing", "names": "reward/mean"}
+    ).json()
     assert none["metrics"]["reward/mean"] == {"groups": [], "differences": []}

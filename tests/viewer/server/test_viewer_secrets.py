@@ -10,7 +10,13 @@ from tokenizers import Tokenizer
 
 from agentrl.cli.main import run as run_command_line
 from agentrl.guards.secret_mask import SecretMask
-from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter, write_json
+from agentrl.store import (
+    Annotation,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+    write_json,
+)
 from agentrl.types import Segment, SegmentKind, Task, Turn
 from agentrl.viewer.pieces import REDACTED_ID
 from tests.kit.episodes import sampled, trajectory, turn, user
@@ -39,7 +45,9 @@ def written(run: RunDirectory, tokenizer: Tokenizer) -> None:
         return np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def told(index: int, observed: str, text: str) -> Turn:
-        given = Segment(SegmentKind.OBSERVATION if index else SegmentKind.PROMPT, ids(observed))
+        given = Segment(
+            SegmentKind.OBSERVATION if index else SegmentKind.PROMPT, ids(observed)
+        )
         policy = sampled(ids(text), version=1)
         return turn(index, [given], [policy], text, observed=(user(observed),))
 
@@ -72,7 +80,9 @@ def test_no_page_decodes_a_masked_secret(
         overview = client.get(f"{root}/overview").json()
         again = client.get(f"{root}/retokenise", params={"id": ID})
     text = "".join(tokens["pieces"])
-    assert text == rendered["sequences"][0]["text"] == "".join(group["tokens"][ID]["pieces"])
+    assert (
+        text == rendered["sequences"][0]["text"] == "".join(group["tokens"][ID]["pieces"])
+    )
     hidden = "█" * len(SECRET)
     if secret == "known":
         assert text == f"What is it?lookkey={hidden}\nIt is {hidden}, they say.Thanks.Bye."
@@ -80,13 +90,17 @@ def test_no_page_decodes_a_masked_secret(
         both = len(TOLD) + len(SAID)
         assert text == f"What is it?look{'█' * both}Thanks.Bye."
     assert any("masked" in why for why in tokens["missing"].values())
-    assert [(row["text"], row["before"], row["after"]) for row in blamed["rows"]] == [("█", "", "")]
+    assert [(row["text"], row["before"], row["after"]) for row in blamed["rows"]] == [
+        ("█", "", "")
+    ]
     assert again.status_code == 404
     assert "masked" in again.json()["error"]
     assert SECRET[:6] not in json.dumps([tokens, rendered, group, blamed, overview])
     # what training reads is whole
     kept = TrajectoryReader(run).get(ID).trajectory
-    assert REDACTED_ID not in [i for one in kept.turns for s in one.segments for i in s.token_ids]
+    assert REDACTED_ID not in [
+        i for one in kept.turns for s in one.segments for i in s.token_ids
+    ]
 
 
 def test_an_export_holds_neither_its_text_nor_its_ids(
@@ -139,11 +153,16 @@ def test_what_the_policy_wrote_like_a_mark_is_no_secret(
         writer.write(make_trajectory(tokenizer, 50, prompt=f"What is <masked:{NAME}>?"), 5)
     with viewing(run.root) as address, Client(address) as client:
         [own] = client.get("/api/runs").json()["runs"]
-        tokens = client.get(f"/api/runs/{own['key']}/tokens", params={"id": "50-0-0"}).json()
+        tokens = client.get(
+            f"/api/runs/{own['key']}/tokens", params={"id": "50-0-0"}
+        ).json()
     assert "█" not in tokens["pieces"]
 
 
 def test_spans_are_those_that_are_masked() -> None:
     mask = SecretMask({"A_KEY": 'a"b c d e'})
     text = 'x a"b c d e and a\\"b c d e'
-    assert [text[start:end] for start, end in mask.spans(text)] == ['a\\"b c d e', 'a"b c d e']
+    assert [text[start:end] for start, end in mask.spans(text)] == [
+        'a\\"b c d e',
+        'a"b c d e',
+    ]

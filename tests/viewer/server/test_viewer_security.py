@@ -51,17 +51,22 @@ def test_the_link_becomes_a_cookie_that_no_script_reads(client: Client) -> None:
         assert browser.get("/api/runs").status_code == 200
 
 
-def test_a_link_followed_from_another_site_enters_by_a_page_of_its_own(client: Client) -> None:
+def test_a_link_followed_from_another_site_enters_by_a_page_of_its_own(
+    client: Client,
+) -> None:
     # a browser sends no strict cookie along a redirect that another site began
     answer = httpx.get(
-        f"{client.root}/?token={client.address.token}", headers={"Sec-Fetch-Site": "cross-site"}
+        f"{client.root}/?token={client.address.token}",
+        headers={"Sec-Fetch-Site": "cross-site"},
     )
     assert answer.status_code == 200
     assert 'http-equiv="refresh" content="0;url=/"' in answer.text
     assert "set-cookie" in answer.headers
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "2130706433"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "2130706433"]
+)
 def test_a_foreign_host_is_refused_by_name(client: Client, host: str) -> None:
     # a page whose name was rebound to this machine asks under its own name
     answer = client.get("/api/runs", headers={"Host": f"{host}:{client.address.port}"})
@@ -70,8 +75,17 @@ def test_a_foreign_host_is_refused_by_name(client: Client, host: str) -> None:
 
 
 def test_known_hosts_are_the_loopback_ones_and_the_allowed(run: RunDirectory) -> None:
-    with viewing(run.root, allow_hosts=("Proxy.example",)) as address, Client(address) as client:
-        for host in ("localhost", "[::1]:80", "proxy.example:443", "LOCALHOST.", "127.0.0.1"):
+    with (
+        viewing(run.root, allow_hosts=("Proxy.example",)) as address,
+        Client(address) as client,
+    ):
+        for host in (
+            "localhost",
+            "[::1]:80",
+            "proxy.example:443",
+            "LOCALHOST.",
+            "127.0.0.1",
+        ):
             assert client.get("/api/runs", headers={"Host": host}).status_code == 200
 
 
@@ -113,7 +127,9 @@ def test_a_browser_writes_from_the_viewers_own_page_alone(
     assert len(notes) == (status == 200)
 
 
-def test_a_page_of_another_origin_writes_nothing_with_the_token_either(client: Client) -> None:
+def test_a_page_of_another_origin_writes_nothing_with_the_token_either(
+    client: Client,
+) -> None:
     key = client.get("/api/runs").json()["runs"][0]["key"]
     note = {"trajectory": "2-0-0", "text": "look"}
     for origin, status in (("http://evil.example", 403), ("null", 403), (client.root, 200)):
@@ -168,7 +184,9 @@ def asked_plainly(client: Client, path: str) -> tuple[int, bytes]:
 def test_ten_megabytes_in_a_request_are_refused(client: Client) -> None:
     key = client.get("/api/runs").json()["runs"][0]["key"]
     huge = "x" * 10_000_000
-    answer = client.post(f"/api/runs/{key}/notes", json={"trajectory": "2-0-0", "text": huge})
+    answer = client.post(
+        f"/api/runs/{key}/notes", json={"trajectory": "2-0-0", "text": huge}
+    )
     assert answer.status_code == 413
     with suppress(ConnectionError):  # the answer may be lost when it hangs up
         status, _ = asked_plainly(client, f"/api/runs/{key}/trajectory?id={quote(huge)}")

@@ -40,7 +40,9 @@ def waits(answer: Any) -> list[tuple[str, str, float, str]]:
     return [(w["phase"], w["part"], w["seconds"], w["episode"]) for w in answer["waited"]]
 
 
-def test_a_step_has_its_groups_by_span_and_what_it_waited_for(made: TimedRun, ask: Ask) -> None:
+def test_a_step_has_its_groups_by_span_and_what_it_waited_for(
+    made: TimedRun, ask: Ask
+) -> None:
     made.play(1, 1.0, 1.0, group=3)
     made.play(1, 1.0, 0.0, 0.5, group=4)
     made.step(1)
@@ -48,7 +50,12 @@ def test_a_step_has_its_groups_by_span_and_what_it_waited_for(made: TimedRun, as
 
     found = ask(1)
 
-    assert (found["before"], found["after"], found["start"], found["placed"]) == (None, 2, T, True)
+    assert (found["before"], found["after"], found["start"], found["placed"]) == (
+        None,
+        2,
+        T,
+        True,
+    )
     assert [(one["group"], one["no_spread"]) for one in found["groups"]] == [
         (4, False),
         (3, True),
@@ -78,7 +85,10 @@ def test_equal_rewards_are_no_lack_of_spread_while_the_others_are_not_there(
     made.play(1, *[0.0] * 8, group=4, group_size=8)
     made.step(1)
 
-    assert {one["group"]: one["no_spread"] for one in ask(1)["groups"]} == {3: False, 4: True}
+    assert {one["group"]: one["no_spread"] for one in ask(1)["groups"]} == {
+        3: False,
+        4: True,
+    }
 
 
 def test_an_older_run_has_sums_alone(made: TimedRun, ask: Ask) -> None:
@@ -144,7 +154,9 @@ def test_a_step_under_way_shows_what_ended(made: TimedRun, ask: Ask) -> None:
     assert ask(2)["goes_on"] is False
 
 
-def test_a_step_of_an_evaluation_alone_and_one_without_episodes(made: TimedRun, ask: Ask) -> None:
+def test_a_step_of_an_evaluation_alone_and_one_without_episodes(
+    made: TimedRun, ask: Ask
+) -> None:
     made.play(0, 1.0, purpose="eval", label="sums/before/greedy")
     made.log(0, **{"eval/sums/greedy": 1.0})
     made.step(1)
@@ -222,7 +234,9 @@ def test_a_timeline_has_phases_episodes_and_what_processes_logged(
     assert lanes["wait_rollout"] == [
         ["wait_rollout", 20 * n - 15, 20 * n - 5, n] for n in (1, 2, 3)
     ]
-    assert lanes["episodes"] == [["episodes", 20 * n - 15, 20 * n - 10, n] for n in (1, 2, 3)]
+    assert lanes["episodes"] == [
+        ["episodes", 20 * n - 15, 20 * n - 10, n] for n in (1, 2, 3)
+    ]
     assert [part[3] for part in lanes["evaluations"]] == [1, 2, 3]
     assert lanes["log of rank-0"] == [["saved", 33.0, 35.0, None]]
 
@@ -238,13 +252,20 @@ def test_a_timeline_has_what_each_rank_did(made: TimedRun, timeline: Ask) -> Non
     for step in (1, 2):
         at = T + 20 * step - 20
         ranks = [("actor.update", at, at + n, f"rank-{n}") for n in (10, 9, 1)]
-        made.phases(step, ("step", at, at + 20), *ranks, ("critic.values", at, at + 1, "scorers-0"))
+        made.phases(
+            step, ("step", at, at + 20), *ranks, ("critic.values", at, at + 1, "scorers-0")
+        )
         made.log(step)
-    made.phases(2, ["x", T, T + 1, "a", "b"], ["x", T + 1, T, "rank-1"], ["x", T, T + 1, {}])
+    made.phases(
+        2, ["x", T, T + 1, "a", "b"], ["x", T + 1, T, "rank-1"], ["x", T, T + 1, {}]
+    )
 
     lanes, _ = timeline()
     assert list(lanes) == ["step", "{}", "rank-1", "rank-9", "rank-10", "scorers-0"]
-    assert lanes["rank-9"] == [["actor.update", 0.0, 9.0, 1], ["actor.update", 20.0, 29.0, 2]]
+    assert lanes["rank-9"] == [
+        ["actor.update", 0.0, 9.0, 1],
+        ["actor.update", 20.0, 29.0, 2],
+    ]
 
 
 def test_the_timeline_of_an_older_run_has_its_steps(made: TimedRun, timeline: Ask) -> None:
@@ -263,7 +284,9 @@ def test_the_timeline_of_an_older_run_has_its_steps(made: TimedRun, timeline: As
     assert timeline(stage="none")[1]["steps"] is None
 
 
-def test_a_run_that_has_just_begun_has_an_empty_timeline(made: TimedRun, timeline: Ask) -> None:
+def test_a_run_that_has_just_begun_has_an_empty_timeline(
+    made: TimedRun, timeline: Ask
+) -> None:
     assert timeline()[0] == {}
 
 

@@ -55,7 +55,9 @@ def make_trajectory(
         tokens = ids(text)
         logprobs = np.full(tokens.size, -0.5, np.float32)
         likely = np.array([[own, *ids(alternatives)] for own in tokens])
-        fall = np.tile(-0.5 - np.arange(likely.shape[1], dtype=np.float32), (tokens.size, 1))
+        fall = np.tile(
+            -0.5 - np.arange(likely.shape[1], dtype=np.float32), (tokens.size, 1)
+        )
         side = alternatives_side(likely.astype(np.int32), fall) if alternatives else {}
         return Segment(SegmentKind.POLICY, tokens, logprobs, group, side=side)
 

@@ -111,13 +111,17 @@ class ProgramServers(Generic[Spec]):
             arguments: by name; true is a flag, false and None are left out.
         """
         words = list(self.spec.command) or [self._python, *program]
-        given = {argument_name(name): value for name, value in self.spec.server_args.items()}
+        given = {
+            argument_name(name): value for name, value in self.spec.server_args.items()
+        }
         for name, value in {**arguments, **given}.items():
             if value is None or value is False:
                 continue
             words.append(f"--{name}")
             if value is not True:
-                items: Sequence[object] = value if isinstance(value, list | tuple) else (value,)
+                items: Sequence[object] = (
+                    value if isinstance(value, list | tuple) else (value,)
+                )
                 words += [str(item) for item in items]
         return words
 
@@ -145,7 +149,9 @@ class ProgramServers(Generic[Spec]):
             "interpreter of such an environment"
         )
         if not Path(self._python).is_file():
-            raise MachineError(f"{self._where}.python='{self._python}' is no interpreter; {remedy}")
+            raise MachineError(
+                f"{self._where}.python='{self._python}' is no interpreter; {remedy}"
+            )
         try:
             answer = subprocess.run(
                 [self._python, "-c", _PROBE.format(program.engine)],

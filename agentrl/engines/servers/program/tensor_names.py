@@ -32,7 +32,9 @@ def part_names(served: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     served = plain_name(served)
     if layers := _STACKS.get(".".join(served.split(".")[-3:])):
         prefix, count = served.rpartition(".")[0], num_experts(config)
-        return tuple(f"{prefix}.{n}.{layer}.weight" for n in range(count) for layer in layers)
+        return tuple(
+            f"{prefix}.{n}.{layer}.weight" for n in range(count) for layer in layers
+        )
     if served.startswith("visual."):
         # Qwen's vision tower has queries, keys and values in one tensor of its own
         served = served.replace(".attn.qkv_proj.", ".attn.qkv.")

@@ -31,7 +31,10 @@ class DeclareOperators(importlib.abc.MetaPathFinder):
     """Finds nothing itself: it acts when torchvision is looked for, once."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         if fullname == "torchvision":
             sys.meta_path.remove(self)

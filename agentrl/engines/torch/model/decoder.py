@@ -135,8 +135,12 @@ class DecoderWeights(ServedModel):
                 self.places[f"{attention}v_proj.{suffix}"] = WeightPlace.of(values)
         if layer.qk_norm is not None:
             gains = _interleaved(layer.qk_norm.view(-1), H + K)
-            self.places[f"{attention}q_norm.weight"] = WeightPlace((E,), gains[:H], copies=True)
-            self.places[f"{attention}k_norm.weight"] = WeightPlace((E,), gains[H:], copies=True)
+            self.places[f"{attention}q_norm.weight"] = WeightPlace(
+                (E,), gains[:H], copies=True
+            )
+            self.places[f"{attention}k_norm.weight"] = WeightPlace(
+                (E,), gains[H:], copies=True
+            )
         for fused, suffix in ((layer.gate_up, "weight"), (layer.gate_up_bias, "bias")):
             if fused is not None:
                 self.places[f"{mlp}gate_proj.{suffix}"] = WeightPlace.of(fused[:F])
@@ -185,7 +189,8 @@ class NativeDecoder:
         for number, layer in enumerate(self._weights.layers):
             queries = self._project(hidden, number, rope, index).view(N * K, -1, E)
             keys, values = (
-                kind[number, :N].view(N * K, kv.capacity, E) for kind in (kv.keys, kv.values)
+                kind[number, :N].view(N * K, kv.capacity, E)
+                for kind in (kv.keys, kv.values)
             )
             parts = []
             first = 0
@@ -201,7 +206,12 @@ class NativeDecoder:
         return self._logits(hidden)
 
     def prefill(
-        self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
+        self,
+        tokens_MT: Tensor,
+        positions_MT: Tensor,
+        rows_M: Tensor,
+        last_M: Tensor,
+        num_keys: int,
     ) -> Tensor:
         """See ``Forward.prefill``; ``num_keys`` is L. In the last layer all tokens but each row's
         last give keys and values alone."""
@@ -225,9 +235,13 @@ class NativeDecoder:
                 mask = mask[each, last_M]
                 T = 1
             # [M·K, L, E]
-            keys, values = (states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys))
+            keys, values = (
+                states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys)
+            )
             # [M·K, G·T, E]
-            grouped = queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)
+            grouped = (
+                queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)
+            )
             scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scale)
             scores.view(M, K, -1, T, num_keys).add_(mask.view(M, 1, 1, T, num_keys))
             attended = torch.bmm(self._softmax(scores), values).view(M, K, -1, T, E)
@@ -240,7 +254,9 @@ class NativeDecoder:
         ``[n, H, E]``, contiguous.
         """
         layer = self._weights.layers[number]
-        normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self._eps)
+        normed = functional.rms_norm(
+            hidden, (hidden.shape[-1],), layer.attention_norm, self._eps
+        )
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
         # HF's order of heads, halves interleaved
         heads = qkv[:, : self._qk_width].view(-1, self._H + self._K, self._E)
@@ -248,7 +264,9 @@ class NativeDecoder:
             heads = functional.rms_norm(heads, (self._E,), None, self._eps) * layer.qk_norm
         # torch has no complex numbers of bfloat16.
         pairs = torch.view_as_complex(
-            (heads if self._fp32 else heads.float()).view(-1, self._H + self._K, self._E // 2, 2)
+            (heads if self._fp32 else heads.float()).view(
+                -1, self._H + self._K, self._E // 2, 2
+            )
         )
         queries = torch.view_as_real(pairs[:, : self._H] * rope).flatten(-2)
         keys = torch.view_as_real(pairs[:, self._H :] * rope).flatten(-2)
@@ -264,7 +282,9 @@ class NativeDecoder:
         """Scaled and masked scores of one query a row."""
         if self._dense_keys:
             return (
-                torch.bmm(queries, keys.contiguous().transpose(1, 2)).mul_(self._scale).add_(bias)
+                torch.bmm(queries, keys.contiguous().transpose(1, 2))
+                .mul_(self._scale)
+                .add_(bias)
             )
         return torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=self._scale)
 
@@ -276,18 +296,28 @@ class NativeDecoder:
             else scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
         )
 
-    def _finish_layer(self, hidden: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
+    def _finish_layer(
+        self, hidden: Tensor, attended: Tensor, layer: LayerWeights
+    ) -> Tensor:
         hidden = _residual(hidden, attended, layer.output, layer.output_bias)
         normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.ffn_norm, self._eps)
-        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return _residual(hidden, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(
+            2, dim=-1
+        )
+        return _residual(
+            hidden, functional.silu(gate).mul_(up), layer.down, layer.down_bias
+        )
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        normed = functional.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps)
+        normed = functional.rms_norm(
+            hidden, (hidden.shape[-1],), self._weights.norm, self._eps
+        )
         return functional.linear(normed.float(), self._weights.head_fp32)
 
 
-def _residual(hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _residual(
+    hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
     total = torch.addmm(hidden, update, weight.t())
     return total if bias is None else total.add_(bias)
 

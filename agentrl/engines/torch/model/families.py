@@ -74,7 +74,9 @@ own forward is trained."""
 
 def is_mixture(folder: Path) -> bool:
     """Whether a Hugging Face folder has one of these."""
-    return (folder / "config.json").is_file() and read_config(folder).get("model_type") in MIXTURES
+    return (folder / "config.json").is_file() and read_config(folder).get(
+        "model_type"
+    ) in MIXTURES
 
 
 def computed(config: Mapping[str, Any]) -> bool:
@@ -115,7 +117,10 @@ def max_positions(config: Any) -> int | None:
     bounds = [getattr(config, "max_position_embeddings", None)]
     parameters = getattr(config, "rope_parameters", None) or {}
     # it may have parts by the kinds of layers
-    for scaling in (parameters, *(one for one in parameters.values() if isinstance(one, dict))):
+    for scaling in (
+        parameters,
+        *(one for one in parameters.values() if isinstance(one, dict)),
+    ):
         if scaling.get("rope_type") in ("dynamic", "longrope"):
             bounds.append(scaling.get("original_max_position_embeddings"))
     return min((int(bound) for bound in bounds if bound), default=None)

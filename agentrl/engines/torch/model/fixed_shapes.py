@@ -108,7 +108,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
     scores = torch.cat([_tiles(tiled, keys[:, at].transpose(1, 2)) for at in blocks], -1)
     scores = scores.mul_(scale).view(S, K, -1, G, L)
     scores[:, :, :T].add_(mask[:, :, :, None])
-    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype).view(S * K, tiles, -1, L)
+    weights = (
+        scores.softmax(-1, dtype=torch.float32).to(value.dtype).view(S * K, tiles, -1, L)
+    )
     total = _tiles(weights[..., blocks[0]].contiguous(), values[:, blocks[0]])
     for at in blocks[1:]:
         total.add_(_tiles(weights[..., at].contiguous(), values[:, at]))
@@ -132,7 +134,9 @@ def _tiles(left: Tensor, right: Tensor) -> Tensor:
     if tiles <= sequences:
         return torch.stack([torch.bmm(left[:, place], right) for place in range(tiles)], 1)
     each = (one.expand(tiles, -1, -1) for one in right)
-    return torch.stack([torch.bmm(one, other) for one, other in zip(left, each, strict=True)])
+    return torch.stack(
+        [torch.bmm(one, other) for one, other in zip(left, each, strict=True)]
+    )
 
 
 def _product(rows: Tensor, weight: Tensor) -> Tensor:
@@ -163,7 +167,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         flat = grad.reshape(-1, grad.shape[-1])
         to_rows, to_weight, to_bias = ctx.needs_input_grad
@@ -222,6 +228,8 @@ def _by_position(
     flat = position_ids.reshape(-1)
     padded = functional.pad(flat, (0, -flat.numel() % _VECTOR))
     found = [function(like, piece[None]) for piece in torch.split(padded, _VECTOR)]
-    cosines, sines = (torch.cat(kind, 1)[0, : flat.numel()] for kind in zip(*found, strict=True))
+    cosines, sines = (
+        torch.cat(kind, 1)[0, : flat.numel()] for kind in zip(*found, strict=True)
+    )
     shape = (*position_ids.shape, cosines.shape[-1])
     return cosines.view(shape), sines.view(shape)

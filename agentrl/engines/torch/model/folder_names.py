@@ -96,7 +96,9 @@ class FolderNames:
 
     def group_of_one(self, name: str, shape: torch.Size) -> ParameterGroup:
         """A parameter or buffer that lies in the folder as it is here."""
-        return ParameterGroup((name,), {self.renamed(name): shape}, is_renamed=True, experts=None)
+        return ParameterGroup(
+            (name,), {self.renamed(name): shape}, is_renamed=True, experts=None
+        )
 
     def _groups(self, converters: list[WeightConverter]) -> tuple[ParameterGroup, ...]:
         operations = {
@@ -113,19 +115,25 @@ class FolderNames:
             if pattern is None:
                 groups.append(self.group_of_one(names[0], tensors[names[0]].shape))
                 continue
-            experts = tensors[names[0]].shape[0] if _splits_a_stack(operations[pattern]) else None
+            experts = (
+                tensors[names[0]].shape[0] if _splits_a_stack(operations[pattern]) else None
+            )
             made = self._reverted(tensors)
             shapes = {name: tensor.shape for name, tensor in made.items()}
             groups.append(ParameterGroup(names, shapes, is_renamed=False, experts=experts))
         return tuple(groups)
 
-    def revert(self, group: ParameterGroup, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def revert(
+        self, group: ParameterGroup, parameters: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """The folder's tensors of a group's whole parameters, by name."""
         if group.is_renamed:
             return dict(zip(group.tensors, parameters.values(), strict=True))
         return self._reverted(parameters)
 
-    def revert_experts(self, group: ParameterGroup, stack: Tensor, first: int) -> dict[str, Tensor]:
+    def revert_experts(
+        self, group: ParameterGroup, stack: Tensor, first: int
+    ) -> dict[str, Tensor]:
         """The folder's tensors of a part of a stack, by name.
 
         Args:
@@ -143,7 +151,9 @@ class FolderNames:
         Raises:
             RuntimeError: a tensor has another shape than its neighbours.
         """
-        by_pattern = {one: found for found in self._converters for one in found.source_patterns}
+        by_pattern = {
+            one: found for found in self._converters for one in found.source_patterns
+        }
         made: dict[str, WeightConverter] = {}
         for key in sorted(tensors, key=dot_natural_key):
             name, pattern = rename_source_key(key, self._renamings, self._converters)
@@ -155,7 +165,9 @@ class FolderNames:
         return {name: _single(value) for name, value in found.items()}
 
     def _reverted(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        reverted: dict[str, Tensor] = revert_weight_conversion(self._model, dict(parameters))
+        reverted: dict[str, Tensor] = revert_weight_conversion(
+            self._model, dict(parameters)
+        )
         return reverted
 
 

@@ -89,7 +89,9 @@ class ServedImages:
         # in order of their last use
         self._kept: dict[str, ServedImage] = {}
 
-    def mark(self, ids: npt.NDArray[np.int32], request: GenerateRequest) -> list[ServedImage]:
+    def mark(
+        self, ids: npt.NDArray[np.int32], request: GenerateRequest
+    ) -> list[ServedImage]:
         """Writes the images' own ids over the placeholders in ``ids``, a request's; they are served
         as long as the images live.
 
@@ -162,7 +164,9 @@ class ServedImages:
         merge = config.spatial_merge_size
         grid = (1, 2 * merge, 3 * merge)
         width = config.in_channels * config.temporal_patch_size * config.patch_size**2
-        drawn = np.random.default_rng(0).standard_normal((math.prod(grid), width), np.float32)
+        drawn = np.random.default_rng(0).standard_normal(
+            (math.prod(grid), width), np.float32
+        )
         image = self._alive["trial"] = self._new(Pixels(drawn, grid))
         ids = ids.masked_fill(ids == self._module.config.image_token_id, 0)
         place = slice(_TRIAL_START, _TRIAL_START + image.size)

@@ -64,10 +64,14 @@ def load_model(
     if computed(values) and not exact:
         weights = DecoderWeights(hugging_face_config(values), dtype, device)
         weights.load(
-            _folder_tensors(folder, place.dtype) if state_dict is None else state_dict.items()
+            _folder_tensors(folder, place.dtype)
+            if state_dict is None
+            else state_dict.items()
         )
         return weights
-    module = folder_module(folder, dtype) if state_dict is None else config_module(values, dtype)
+    module = (
+        folder_module(folder, dtype) if state_dict is None else config_module(values, dtype)
+    )
     return TransformersModel(
         module,
         device,

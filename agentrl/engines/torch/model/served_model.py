@@ -39,7 +39,12 @@ class Forward(Protocol):
         """
 
     def prefill(
-        self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
+        self,
+        tokens_MT: Tensor,
+        positions_MT: Tensor,
+        rows_M: Tensor,
+        last_M: Tensor,
+        num_keys: int,
     ) -> Tensor:
         """Logits ``[M, V]`` fp32 after a chunk a row, whose KV is written.
 
@@ -160,7 +165,9 @@ class ServedModel(ABC):
         """
         name = self.aliases.get(name, name)
         if fault := self._put.fault(name, tuple(tensor.shape)):
-            raise EngineError(f"weight update of this {self.kind}: {fault}", retryable=False)
+            raise EngineError(
+                f"weight update of this {self.kind}: {fault}", retryable=False
+            )
         (self.places.get(name) or self.optional[name]).write(tensor)
 
     def finish(self) -> None:
@@ -170,7 +177,9 @@ class ServedModel(ABC):
             EngineError: a tensor was not put.
         """
         if missing := self._put.missing():
-            raise EngineError(f"weight update of this {self.kind}: {missing}", retryable=False)
+            raise EngineError(
+                f"weight update of this {self.kind}: {missing}", retryable=False
+            )
         self.renew()
 
     def read(self, name: str) -> Tensor:
@@ -179,13 +188,17 @@ class ServedModel(ABC):
 
     def checksum(self) -> dict[str, int]:
         """The checksum of each tensor in the served dtype and Hugging Face order."""
-        return {name: tensor_checksum(name, place.read()) for name, place in self.places.items()}
+        return {
+            name: tensor_checksum(name, place.read()) for name, place in self.places.items()
+        }
 
     def empty_rows(self, rows: int, context_tokens: int) -> tuple[KVCache, Forward]:
         """KV memory for ``rows`` sequences of ``context_tokens``, and the forward passes over
         it.
         """
-        kv = KVCache(self.kv_shape, rows, context_tokens, self.dtype, self.device, self.key_block)
+        kv = KVCache(
+            self.kv_shape, rows, context_tokens, self.dtype, self.device, self.key_block
+        )
         return kv, self.forward_over(kv)
 
     def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:

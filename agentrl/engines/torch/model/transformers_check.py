@@ -70,7 +70,9 @@ def prove(
             # the short sequence is to outgrow it
             config.sliding_window = min(window, _WINDOW)
         for kind in kinds:
-            cause = _disagreement(module, shape, CacheMasks(kind, min(window, _WINDOW)), images)
+            cause = _disagreement(
+                module, shape, CacheMasks(kind, min(window, _WINDOW)), images
+            )
             if cause is None:
                 return shape, CacheMasks(kind, window)
             causes.append(f"with masks {kind!r} {cause}")
@@ -114,7 +116,12 @@ class _Recorder(Cache):  # type: ignore[misc]  # transformers' classes are untyp
         self.layers_seen: dict[int, tuple[int, int]] = {}
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         self.layers_seen[layer_idx] = (
             key_states.shape[1],
@@ -137,7 +144,8 @@ def _kv_shape(module: Any, model_type: str) -> KVShape:
     except Exception as error:
         # of a family's own code, given a cache that it does not know
         raise unserved(
-            model_type, f"it keeps more than keys and values ({type(error).__name__}: {error})"
+            model_type,
+            f"it keeps more than keys and values ({type(error).__name__}: {error})",
         ) from error
     seen = recorder.layers_seen
     if not seen:
@@ -174,7 +182,9 @@ def _disagreement(
 def _drawn(module: Any, length: int) -> Tensor:
     config = module.config.get_text_config(decoder=True)
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(int(config.vocab_size), (length,), generator=generator).to(module.device)
+    return torch.randint(int(config.vocab_size), (length,), generator=generator).to(
+        module.device
+    )
 
 
 def _over_rows(

@@ -37,7 +37,9 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
         num_keys: L.
     """
 
-    def __init__(self, kv: KVCache, rows: Tensor | int, index: Tensor, num_keys: int) -> None:
+    def __init__(
+        self, kv: KVCache, rows: Tensor | int, index: Tensor, num_keys: int
+    ) -> None:
         super().__init__(layers=[])
         self._kv = kv
         self._rows = rows
@@ -45,7 +47,12 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
         self._num_keys = num_keys
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Stores ``[n, K, T, E]`` of a layer; all keys and values ``[n, K, L, E]`` of the rows."""
         heads = key_states.shape[1]
@@ -144,10 +151,17 @@ class TransformersDecoder:
         rows = torch.arange(N, device=tokens_N.device)
         index = self.kv.flat_index(rows, positions_N[:, None])
         cache = RowCache(self.kv, N, index.view(N, 1, -1), num_keys)
-        return self._logits(tokens_N[:, None], positions_N[:, None], rows, cache, num_keys, 1)[:, 0]
+        return self._logits(
+            tokens_N[:, None], positions_N[:, None], rows, cache, num_keys, 1
+        )[:, 0]
 
     def prefill(
-        self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
+        self,
+        tokens_MT: Tensor,
+        positions_MT: Tensor,
+        rows_M: Tensor,
+        last_M: Tensor,
+        num_keys: int,
     ) -> Tensor:
         """See ``Forward.prefill``."""
         M, T = tokens_MT.shape

@@ -81,7 +81,9 @@ class TransformersModel(ServedModel):
         self._place_parameters()
         saved = module.state_dict()
         self.optional = {
-            name: WeightPlace.of(buffer) for name, buffer in module.named_buffers() if name in saved
+            name: WeightPlace.of(buffer)
+            for name, buffer in module.named_buffers()
+            if name in saved
         }
         self._head: _FP32Head | None = None
         if self.dtype != torch.float32:

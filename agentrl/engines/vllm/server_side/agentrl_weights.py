@@ -136,7 +136,9 @@ class WeightLoader:
     def _own(self) -> dict[str, Any]:
         """Whether an update is open, and the groups by name; a base of a worker has no
         constructor."""
-        own: dict[str, Any] = vars(self).setdefault("_agentrl", {"open": False, "groups": {}})
+        own: dict[str, Any] = vars(self).setdefault(
+            "_agentrl", {"open": False, "groups": {}}
+        )
         return own
 
 

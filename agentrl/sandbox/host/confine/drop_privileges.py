@@ -44,7 +44,8 @@ def _drop(order: dict[str, Any]) -> NoReturn:
     namespaces.unshare(namespaces.NEW_MOUNTS)
     namespaces.keep_mounts_private()
     sources = [
-        os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for folder in order["folders"]
+        os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        for folder in order["folders"]
     ]
     stage = next(place for place in _PLACES if os.path.isdir(place))
     namespaces.mount(

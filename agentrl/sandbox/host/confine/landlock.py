@@ -91,7 +91,9 @@ def run_ruleset(
         tcp_port: where TCP connections may lead (ABI 4), by whatever address; None allows none.
     """
     handled = _ALL_V1 | sum(right for since, right in _SINCE.items() if abi >= since)
-    ruleset = _create(abi, handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0)
+    ruleset = _create(
+        abi, handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0
+    )
     # MAKE_CHAR, MAKE_BLOCK
     devices = (1 << 6) | (1 << 11)
     grants = [(path, handled & ~devices) for path in write]

@@ -112,7 +112,9 @@ def keep_mounts_private() -> None:
 def _mount(
     source: str | None, target: str, kind: str | None, flags: int, options: str | None
 ) -> None:
-    words = [None if word is None else word.encode() for word in (source, target, kind, options)]
+    words = [
+        None if word is None else word.encode() for word in (source, target, kind, options)
+    ]
     result = libc.mount(*words[:3], ctypes.c_ulong(flags), words[3])
     checked(result, f"mount {kind or source or flags} on {target}")
 
@@ -202,7 +204,9 @@ def fork_namespaced(uid: int | None) -> int:
         answer = answers.read().decode(errors="replace")
     os.waitpid(between, 0)
     if not answer.isdigit():
-        raise OSError(f"no namespaces for it: {answer or 'the process that makes them ended'}")
+        raise OSError(
+            f"no namespaces for it: {answer or 'the process that makes them ended'}"
+        )
     return int(answer)
 
 

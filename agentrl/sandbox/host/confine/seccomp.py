@@ -190,7 +190,12 @@ def names_pid(abi: int) -> bool:
 
 @functools.cache
 def build_filter(
-    *, own_uid: bool, abi: int, pid: int | None, proxied: bool = False, preallocates: bool = False
+    *,
+    own_uid: bool,
+    abi: int,
+    pid: int | None,
+    proxied: bool = False,
+    preallocates: bool = False,
 ) -> bytes:
     """The program, 8 bytes an instruction; made before a fork, it costs the child nothing.
 
@@ -241,13 +246,19 @@ def build_filter(
             code = [rule.code() for rule in rules if bounded and name in rule.names]
             ends[number] = b"".join(code) + _op(_RET, answer)
     program = _search(_segments(ends, column))
-    start = [_op(_LD_W_ABS, _OFF_ARCH), _op(_JEQ, audit_arch, 1, 0), _op(_RET, _RET_KILL_PROCESS)]
+    start = [
+        _op(_LD_W_ABS, _OFF_ARCH),
+        _op(_JEQ, audit_arch, 1, 0),
+        _op(_RET, _RET_KILL_PROCESS),
+    ]
     return b"".join([*start, _op(_LD_W_ABS, _OFF_NR), program])
 
 
 def _segments(ends: Mapping[int, bytes], column: int) -> list[tuple[int, bytes]]:
     """Ranges of numbers with one end, each by its first: together they cover every number."""
-    found = [(number, ends.get(number, _op(_RET, _ABSENT))) for number in range(max(ends) + 2)]
+    found = [
+        (number, ends.get(number, _op(_RET, _ABSENT))) for number in range(max(ends) + 2)
+    ]
     if column == 0:
         found.append((_X32_BIT, _op(_RET, _RET_KILL_PROCESS)))
     return [

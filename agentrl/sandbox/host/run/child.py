@@ -44,7 +44,9 @@ _PR_SET_DUMPABLE = 4
 def warm_up() -> None:
     """Do once, before any fork, what each run would otherwise do again in its own memory."""
     package = (__package__ or "").rpartition(".")[0]
-    for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
+    for name in [
+        name for name in sys.modules if name == package or name.startswith(package + ".")
+    ]:
         # the code's imports must not find the host's modules
         del sys.modules[name]
     exec(_compile(b"pass", CODE_NAME), {})
@@ -343,7 +345,9 @@ def _compile(code: bytes, name: str) -> Any:
     return compile(text, name, "exec", dont_inherit=True)
 
 
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _report(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         # the frames above the code's own
         trace = trace.tb_next

@@ -94,7 +94,9 @@ class _Execution:
         (in_r, self.in_w), (out_r, out_w), (err_r, err_w), (status_r, status_w) = pipes
         stdio = (in_r, out_w, err_w)
         self.status_r = status_r
-        self.out, self.err = (_Output(fd, self.limits["output_bytes"]) for fd in (out_r, err_r))
+        self.out, self.err = (
+            _Output(fd, self.limits["output_bytes"]) for fd in (out_r, err_r)
+        )
         for fd in (self.in_w, out_r, err_r):
             os.set_blocking(fd, False)
         self.started = time.monotonic()
@@ -276,7 +278,9 @@ class _Execution:
         if not gone or not self.has_ended:
             raise HostFailure("processes of a run outlived SIGKILL")
         if refused:
-            raise HostFailure(f"the code was not started: {refused.decode(errors='replace')}")
+            raise HostFailure(
+                f"the code was not started: {refused.decode(errors='replace')}"
+            )
         if self.failure:
             raise HostFailure(self.failure)
 
@@ -347,7 +351,9 @@ class _Execution:
         return self.out.truncated or self.err.truncated
 
     def result(self) -> dict[str, Any]:
-        code = self.reported if self.status is None else os.waitstatus_to_exitcode(self.status)
+        code = (
+            self.reported if self.status is None else os.waitstatus_to_exitcode(self.status)
+        )
         assert code is not None
         exit_code, killed_by = (code, None) if code >= 0 else (None, -code)
         status, detail = self.classify(exit_code, killed_by)
@@ -388,7 +394,9 @@ class _Execution:
             return "ok", ""
         if exit_code is not None:
             last = self.err.kept.rstrip().rpartition(b"\n")[2]
-            return ("oom", "MemoryError") if last.startswith(b"MemoryError") else ("error", "")
+            return (
+                ("oom", "MemoryError") if last.startswith(b"MemoryError") else ("error", "")
+            )
         overran = killed_by == signal.SIGXCPU or (
             killed_by == signal.SIGKILL and self.cpu_s >= (cpu_limit or 0)
         )
@@ -400,7 +408,8 @@ class _Execution:
         if killed_by == signal.SIGKILL and self.held_bytes > self.limits["memory_bytes"]:
             return "oom", f"killed with {self.held_bytes} bytes in use"
         name = next(
-            (named.name for named in signal.Signals if named == killed_by), f"signal {killed_by}"
+            (named.name for named in signal.Signals if named == killed_by),
+            f"signal {killed_by}",
         )
         return ("killed" if killed_by == signal.SIGKILL else "error"), f"ended by {name}"
 

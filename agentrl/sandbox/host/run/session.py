@@ -107,7 +107,9 @@ class InterpreterSession:
     def _open_job(self) -> IO[bytes]:
         """A file without a name, in memory where that can be: the code may have filled its disk."""
         if sys.platform == "linux":
-            return os.fdopen(os.memfd_create("code", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")
+            return os.fdopen(
+                os.memfd_create("code", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b"
+            )
         return tempfile.TemporaryFile(dir=self._folder)
 
     def outcome(self) -> int | None:

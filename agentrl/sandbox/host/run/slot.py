@@ -89,7 +89,9 @@ class Slot:
         self.temp = os.path.join(config.root, "tmp")
         self.own_folders = (self.work, self.temp)
         # by a run
-        self.seen_work, self.seen_temp = (WORK, TEMP) if config.namespaced else self.own_folders
+        self.seen_work, self.seen_temp = (
+            (WORK, TEMP) if config.namespaced else self.own_folders
+        )
         self.namespaces: SlotNamespaces | None = None
         self.ruleset: int | None = None
         self.memory: memory.Bound | Pressure

@@ -34,7 +34,9 @@ def _serve(slot: Slot) -> bool:
     try:
         slot.enter()
     except OSError as error:
-        slot.send({"id": 0, "failed": f"the slot could not give up its rights: {error}"}, [])
+        slot.send(
+            {"id": 0, "failed": f"the slot could not give up its rights: {error}"}, []
+        )
         return True
     slot.send({"id": 0, "scoped": slot.scoped, "cgroup": slot.bound is not None}, [])
     # A collection in a run would write to each object's header, and so copy the slot's pages.

@@ -187,13 +187,17 @@ def buffered_bytes(pids: Collection[int], room: int) -> int:
     for pid in pids:
         for path in _descriptors([pid], strict=True):
             if not path:
-                hidden += _most_descriptors(pid) if _most_descriptors(pid) > _SMALL_TABLE else 0
+                hidden += (
+                    _most_descriptors(pid) if _most_descriptors(pid) > _SMALL_TABLE else 0
+                )
                 break
             try:
                 held.add(os.readlink(path))
             except OSError:
                 continue
-    sockets, pipes = (sum(link.startswith(kind) for link in held) for kind in ("socket:", "pipe:"))
+    sockets, pipes = (
+        sum(link.startswith(kind) for link in held) for kind in ("socket:", "pipe:")
+    )
     return (sockets + hidden) * _SOCKET_BYTES + pipes * _PIPE_BYTES
 
 
@@ -315,7 +319,9 @@ class Watch:
         if self.slot.config.bounded:
             return None
         self.counted_at = written
-        if short and (max(used, written) >= max_bytes // _BLAMED_SHARE or hides_files(holders)):
+        if short and (
+            max(used, written) >= max_bytes // _BLAMED_SHARE or hides_files(holders)
+        ):
             return "killed", f"{short}, and the code has its part in it"
         if short:
             raise SpaceShort(f"{short}: free some, or lower it")

@@ -32,7 +32,11 @@ from agentrl.training.backends.backend import (
     StatSum,
     TrainBackend,
 )
-from agentrl.training.backends.megatron.gpt_model import PackedGPT, join_stages, megatron_config
+from agentrl.training.backends.megatron.gpt_model import (
+    PackedGPT,
+    join_stages,
+    megatron_config,
+)
 from agentrl.training.backends.megatron.sharded_adamw import MOMENTS, ShardedAdamW
 from agentrl.training.backends.megatron.stage_names import Piece, StageNames
 from agentrl.training.backends.megatron.support import (
@@ -85,9 +89,16 @@ class MegatronBackend(TrainBackend):
         """By name in transformers, on ``meta``: the shape of each tensor, and how it is divided."""
         named = f"{spec.setting}={spec.model_path!r}"
         self._stage = place.rank // place.tp % place.pp
-        self._groups = {name: group for group in policy.names.groups for name in group.parameters}
+        self._groups = {
+            name: group for group in policy.names.groups for name in group.parameters
+        }
         self._names = StageNames(
-            self._forms, policy.config, tp=place.tp, pp=place.pp, stage=self._stage, named=named
+            self._forms,
+            policy.config,
+            tp=place.tp,
+            pp=place.pp,
+            stage=self._stage,
+            named=named,
         )
         weights = policy.weights
         read = {
@@ -126,7 +137,9 @@ class MegatronBackend(TrainBackend):
         check_model(spec, place)
         check_device()
         policy = open_policy(spec, torch.device(place.device))
-        policy.head_dtype = None if spec.head_dtype is None else torch_dtype(spec.head_dtype)
+        policy.head_dtype = (
+            None if spec.head_dtype is None else torch_dtype(spec.head_dtype)
+        )
         policy.entropy_gradient = asked.entropy_gradient
         join_stages(place)
         return cls(policy, place, spec, asked)
@@ -135,9 +148,13 @@ class MegatronBackend(TrainBackend):
         """See ``TrainBackend.run``; the last stage has the statistics."""
         place, stats = self._place, StatSum()
         routing = self._policy.routing
-        loads = None if routing is None else ExpertLoads(routing, torch.device(place.device))
+        loads = (
+            None if routing is None else ExpertLoads(routing, torch.device(place.device))
+        )
         rows = list(micro_batches)
-        self._schedule(rows, lambda packed, answer: loss(packed, answer, stats), loads=loads)
+        self._schedule(
+            rows, lambda packed, answer: loss(packed, answer, stats), loads=loads
+        )
         if loads is not None:
             # Ranks have other tokens, and stages other layers.
             loads.sum_over_ranks()
@@ -146,7 +163,9 @@ class MegatronBackend(TrainBackend):
                 stats.add(name, torch.tensor(value, dtype=torch.float64), 1)
         return stats
 
-    def infer(self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]) -> None:
+    def infer(
+        self, micro_batches: Iterable[Packed], take: Callable[[Packed, Any], None]
+    ) -> None:
         """See ``TrainBackend.infer``; the last stage has the answers."""
 
         def taken(packed: Packed, answer: Any) -> Tensor:
@@ -204,7 +223,9 @@ class MegatronBackend(TrainBackend):
         self.optimizer.sum_gradients()
         norm = self.optimizer.norm(self._copies())
         taken = math.isfinite(norm)
-        result = OptimizerStep(norm, None if taken else self._not_finite(), len(self._forms))
+        result = OptimizerStep(
+            norm, None if taken else self._not_finite(), len(self._forms)
+        )
         if taken:
             most = norm if clip_grad_norm is None else clip_grad_norm
             self.optimizer.move(factor, most / norm if norm > most else 1.0)
@@ -222,14 +243,19 @@ class MegatronBackend(TrainBackend):
 
     def _is_repeated(self, name: str) -> bool:
         """Whether tensor-parallel ranks all have a tensor, and this one is not the first."""
-        return not isinstance(self._forms[name], DTensor) and self._place.rank % self._place.tp > 0
+        return (
+            not isinstance(self._forms[name], DTensor)
+            and self._place.rank % self._place.tp > 0
+        )
 
     def _not_finite(self) -> tuple[str, ...]:
         """The parameters whose gradients are not finite on any rank."""
         flags = dict.fromkeys(self._forms, False)
         for name, part in self._values(self.optimizer.gradient):
             flags[name] = not bool(torch.isfinite(part).all())
-        anywhere = torch.tensor([*flags.values()], dtype=torch.int32, device=self._place.device)
+        anywhere = torch.tensor(
+            [*flags.values()], dtype=torch.int32, device=self._place.device
+        )
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
         found = zip(flags, anywhere.tolist(), strict=True)
         return tuple(name for name, flag in found if flag)
@@ -320,7 +346,9 @@ class MegatronBackend(TrainBackend):
         for key, of in kinds.items():
             for name, part in self._values(of):
                 if not self._names.pieces[name].is_copy:
-                    state[key % name] = divided_as(self._forms[name], part.contiguous().cpu())
+                    state[key % name] = divided_as(
+                        self._forms[name], part.contiguous().cpu()
+                    )
         if steps is not None:
             for name, piece in self._names.pieces.items():
                 if not piece.is_copy:
@@ -347,11 +375,16 @@ class MegatronBackend(TrainBackend):
             for key in (f"model.{PREFIX}%s", *map(_moment_key, kinds)):
                 shape = () if key.endswith("/step") else local(like).shape
                 part = torch.zeros(shape)
-                state[key % name] = part if key.endswith("/step") else divided_as(like, part)
+                state[key % name] = (
+                    part if key.endswith("/step") else divided_as(like, part)
+                )
         read_state(folder, state)
         parts = {
             kind: {name: local(state[key % name]) for name in self._names.pieces}
-            for kind, key in [("", f"model.{PREFIX}%s"), *((k, _moment_key(k)) for k in kinds)]
+            for kind, key in [
+                ("", f"model.{PREFIX}%s"),
+                *((k, _moment_key(k)) for k in kinds),
+            ]
         }
         self._set_weights(parts[""])
         if not is_new:

@@ -171,7 +171,9 @@ class PackedGPT(GPTModel):  # type: ignore[misc]
         if not self.post_process:
             return hidden
         chosen = hidden[:, 0].index_select(0, packed.logit_rows)
-        tokens = Tokens(packed.temperature, packed.logit_of, packed.targets, packed.host_logit_of)
+        tokens = Tokens(
+            packed.temperature, packed.logit_of, packed.targets, packed.host_logit_of
+        )
         return self._scorer[0](chosen, tokens)
 
 
@@ -246,7 +248,9 @@ def _layer_blocks(
     heads = {"q_layernorm": norm, "k_layernorm": norm} if config.qk_layernorm else {}
     dense = ModuleSpec(
         module=MLP,
-        submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+        submodules=MLPSubmodules(
+            linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear
+        ),
     )
     layers = [
         ModuleSpec(
@@ -279,7 +283,9 @@ def _layer_blocks(
 def _row_of(packed: Packed, attention: str) -> PackedRow:
     device = packed.token_ids.device
     sizes = [span.size for span in packed.spans]
-    ends = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    ends = (
+        torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    )
     longest = max(sizes)
     return PackedRow(
         qkv_format="thd",

@@ -57,7 +57,11 @@ class ShardedAdamW:
     def norm(self, copies: Collection[int]) -> float:
         """Of the whole gradient, equal on all ranks; those with an id in ``copies`` are
         counted elsewhere."""
-        own = [main.grad for parameter, _, main in self._shards() if id(parameter) not in copies]
+        own = [
+            main.grad
+            for parameter, _, main in self._shards()
+            if id(parameter) not in copies
+        ]
         squares = torch.nn.utils.get_total_norm(own).double() ** 2
         squares = squares.to(next(self._chunk.parameters()).device)
         dist.all_reduce(squares)

@@ -35,7 +35,9 @@ def check_release() -> None:
     except PackageNotFoundError:
         raise ConfigError(f"{needs}, which is not installed; {remedy}") from None
     if not found.startswith(f"{_TESTED}."):
-        raise ConfigError(f"{needs}, the release that it was tested with, got {found}; {remedy}")
+        raise ConfigError(
+            f"{needs}, the release that it was tested with, got {found}; {remedy}"
+        )
 
 
 def check_device() -> None:

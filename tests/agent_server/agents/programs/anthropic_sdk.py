@@ -21,7 +21,12 @@ TOOLS: Any = [
 
 
 def ask(client: Anthropic, said: list[Any]) -> Any:
-    settings: Any = {"model": "policy", "max_tokens": 1000, "messages": said, "tools": TOOLS}
+    settings: Any = {
+        "model": "policy",
+        "max_tokens": 1000,
+        "messages": said,
+        "tools": TOOLS,
+    }
     settings["system"] = "Be brief."
     if "stream" not in sys.argv:
         return client.messages.create(**settings)
@@ -40,7 +45,9 @@ while True:
     made = ask(client, said)
     usage = made.usage
     if len(said) == 1:
-        assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+        assert counted.input_tokens == usage.input_tokens + (
+            usage.cache_read_input_tokens or 0
+        )
     results = [
         {
             "type": "tool_result",
@@ -52,5 +59,8 @@ while True:
     ]
     if not results:
         break
-    said += [{"role": "assistant", "content": made.content}, {"role": "user", "content": results}]
+    said += [
+        {"role": "assistant", "content": made.content},
+        {"role": "user", "content": results},
+    ]
 report(made.content[-1].text)

@@ -27,8 +27,12 @@ def price() -> Tool:
     return execute
 
 
-model = get_model(f"openai/{os.environ['OPENAI_MODEL']}", responses_api=sys.argv[1] == "responses")
-task = inspect_ai.Task(dataset=[Sample(input=QUESTION)], solver=[use_tools(price()), generate()])
+model = get_model(
+    f"openai/{os.environ['OPENAI_MODEL']}", responses_api=sys.argv[1] == "responses"
+)
+task = inspect_ai.Task(
+    dataset=[Sample(input=QUESTION)], solver=[use_tools(price()), generate()]
+)
 (log,) = inspect_ai.eval(
     task, model=model, display="none", log_dir=tempfile.mkdtemp(), max_retries=0
 )

@@ -32,7 +32,11 @@ else:
     messages: Any = [{"role": "user", "content": QUESTION}]
     while True:
         tools = [{"type": "function", "function": function}]
-        said = litellm.completion(model=model, messages=messages, tools=tools).choices[0].message
+        said = (
+            litellm.completion(model=model, messages=messages, tools=tools)
+            .choices[0]
+            .message
+        )
         messages.append(said.model_dump())
         if not said.tool_calls:
             break

@@ -31,11 +31,15 @@ async def main(how: str) -> None:
     if how == "chat":
         set_default_openai_api("chat_completions")
     if how == "forced":
-        agent.model_settings = ModelSettings(tool_choice="required", parallel_tool_calls=False)
+        agent.model_settings = ModelSettings(
+            tool_choice="required", parallel_tool_calls=False
+        )
     if how == "output":
         agent.output_type = Answer
     if how == "handoff":
-        agent = Agent(name="clerk", instructions="Hand over to the grocer.", handoffs=[agent])
+        agent = Agent(
+            name="clerk", instructions="Hand over to the grocer.", handoffs=[agent]
+        )
     if how == "streamed":
         streamed = Runner.run_streamed(agent, QUESTION)
         async for _ in streamed.stream_events():

@@ -23,7 +23,12 @@ TOOLS: Any = [
 
 
 def ask(client: OpenAI, said: list[Any], before: str | None) -> Any:
-    settings: Any = {"model": "policy", "input": said, "tools": TOOLS, "instructions": "Be brief."}
+    settings: Any = {
+        "model": "policy",
+        "input": said,
+        "tools": TOOLS,
+        "instructions": "Be brief.",
+    }
     if before is not None:
         settings["previous_response_id"] = before
     if "stream" not in sys.argv:

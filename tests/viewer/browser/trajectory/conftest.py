@@ -89,11 +89,17 @@ def shown(trajectory_browser: Browser, run_address: Address) -> Iterator[Shown]:
     page.set_default_timeout(30_000)
     foreign: list[str] = []
     errors: list[str] = []
-    page.on("request", lambda asked: None if own(asked.url, root) else foreign.append(asked.url))
+    page.on(
+        "request", lambda asked: None if own(asked.url, root) else foreign.append(asked.url)
+    )
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on(
+        "console", lambda said: errors.append(said.text) if said.type == "error" else None
+    )
     page.goto(f"{root}/?token={run_address.token}")
-    key = page.evaluate("fetch('/api/runs').then((a) => a.json()).then((a) => a.runs[0].key)")
+    key = page.evaluate(
+        "fetch('/api/runs').then((a) => a.json()).then((a) => a.runs[0].key)"
+    )
     yield Shown(root, key, page, foreign, errors)
     context.close()
 

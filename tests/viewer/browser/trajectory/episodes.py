@@ -53,7 +53,10 @@ HOSTILE_ANSI = (
 HOSTILE_TEXT = f"{HOSTILE_MARKDOWN}\n\n{HOSTILE_ANSI}"
 """What has a terminal's colours is not taken for Markdown."""
 
-POLLUTION = {"__proto__": {"polluted": True}, "constructor": {"prototype": {"polluted": True}}}
+POLLUTION = {
+    "__proto__": {"polluted": True},
+    "constructor": {"prototype": {"polluted": True}},
+}
 """Keys that would change every object where JSON is merged carelessly."""
 
 
@@ -95,7 +98,9 @@ class EpisodeMaker:
         logprobs = -np.abs(self.random.exponential(0.25, ids.size)).astype(np.float32)
         rare = self.random.random(ids.size) < 0.02
         logprobs[rare] -= self.random.uniform(2, 9, int(rare.sum())).astype(np.float32)
-        return Segment(SegmentKind.POLICY, ids, logprobs, version, side=self.alternatives(ids))
+        return Segment(
+            SegmentKind.POLICY, ids, logprobs, version, side=self.alternatives(ids)
+        )
 
     def alternatives(self, ids: np.ndarray) -> Mapping[str, np.ndarray]:
         """Each token and the two of the next ids, in falling probability."""
@@ -184,9 +189,13 @@ def long_trajectory(maker: EpisodeMaker, tokens: int, group: int = 0) -> Traject
     turns: list[Turn] = []
     made = 0
     while made < tokens:
-        observed: list[Message] = [{"role": "user", "content": f"Go on with part {len(turns)}."}]
+        observed: list[Message] = [
+            {"role": "user", "content": f"Go on with part {len(turns)}."}
+        ]
         repeats = max(1, min(2000, tokens - made) // per_text)
-        turn = maker.turn(len(turns), len(turns) - 1 if turns else None, observed, words * repeats)
+        turn = maker.turn(
+            len(turns), len(turns) - 1 if turns else None, observed, words * repeats
+        )
         turns.append(turn)
         made += sum(len(segment) for segment in turn.segments)
     return trajectory(turns, group=group)
@@ -217,7 +226,9 @@ def learned(maker: EpisodeMaker, of: Trajectory, planted: int | None = None) -> 
 
 
 def write_run(
-    folder: Path, tokenizer: Tokenizer, episodes: Sequence[tuple[Trajectory, Annotation | None]]
+    folder: Path,
+    tokenizer: Tokenizer,
+    episodes: Sequence[tuple[Trajectory, Annotation | None]],
 ) -> RunDirectory:
     """A sealed run of the episodes, all of step 1."""
     run = RunDirectory.create(folder, {"seed": 0, "command": ["agentrl", "train"]}, "{}\n")

@@ -82,7 +82,10 @@ def state(value: object) -> Blob:
 
 
 def full_trajectory(maker: EpisodeMaker) -> Trajectory:
-    system: Message = {"role": "system", "content": "You are careful. Use the `python` tool."}
+    system: Message = {
+        "role": "system",
+        "content": "You are careful. Use the `python` tool.",
+    }
     question = "What is the **sum** of the first 100 numbers?"
     image = Image.read(png())
     parts = [{"type": "text", "text": question}, {"type": "image", "image": image}]
@@ -101,7 +104,10 @@ def full_trajectory(maker: EpisodeMaker) -> Trajectory:
         state=state({"form": "grid", "cells": ["#####", "#@.X#", "#####"]}),
         files={"work/main.py": Blob.of(code.encode()), "notes.txt": Blob.of(b"draft\n")},
     )
-    arguments = {"code": "print(5050)", "options": {"deep": [1, {"b": None}], "tweet": TWEET}}
+    arguments = {
+        "code": "print(5050)",
+        "options": {"deep": [1, {"b": None}], "tweet": TWEET},
+    }
     calls = [
         call("python", arguments, "5050\n", None, 1),
         call("search", {"query": "Gauss"}, "Carl Friedrich Gauss", None, 2, 0.5),
@@ -109,13 +115,20 @@ def full_trajectory(maker: EpisodeMaker) -> Trajectory:
     second = maker.turn(
         1,
         0,
-        [message for one in first.calls if one.result for message in [one.result.message()]],
+        [
+            message
+            for one in first.calls
+            if one.result
+            for message in [one.result.message()]
+        ],
         "The parenthesis was not closed. Once more, 日本語 🎉.",
         calls,
         version=4,
         timings={"step_at_s": 0.9, "step_s": 0.7},
         started_at=1002.0,
-        state=state({"form": "table", "columns": ["n", "sum"], "rows": [[1, 1], [2, TWEET]]}),
+        state=state(
+            {"form": "table", "columns": ["n", "sum"], "rows": [[1, 1], [2, TWEET]]}
+        ),
         files={"work/main.py": Blob.of((code + ")").encode()), "notes.txt": None},
     )
     critic = maker.turn(
@@ -237,7 +250,9 @@ def big_trajectory(maker: EpisodeMaker) -> Trajectory:
         state=state({"form": "text", "text": "s" * LARGEST_STATE}),
         files={"big.txt": Blob.of(b"f" * LARGEST_STATE), "bigger.txt": Blob.of(b"f" * BIG)},
     )
-    first = replace(first, text=said, message={"role": "assistant", "content": said}, calls=(told,))
+    first = replace(
+        first, text=said, message={"role": "assistant", "content": said}, calls=(told,)
+    )
     last = maker.turn(1, 0, [], "done", state=state({"words": "s" * LARGEST_STATE}))
     judge = [{"role": "user", "content": "j" * BIG}]
     return trajectory([first, last], group=4, reasons={"correct": {"judge": judge}})
@@ -301,7 +316,9 @@ def write_sample_run(folder: Path) -> RunDirectory:
     other = replace(
         full.turns[0], text="Other words.", message={"role": "assistant", "content": "x"}
     )
-    last = replace(full.turns[1], completion=(maker.policy("The answer is 5050.", apart=True),))
+    last = replace(
+        full.turns[1], completion=(maker.policy("The answer is 5050.", apart=True),)
+    )
     sibling = trajectory([other, last], rollout=1, rewards={"correct": 0.0}, reward=0.0)
     long = long_trajectory(maker, 32_000, group=2)
     episodes = [
@@ -315,6 +332,8 @@ def write_sample_run(folder: Path) -> RunDirectory:
     ]
     run = write_run(folder, tokenizer, episodes)
     fates = [{"to": "trained", "step": 1}, {"to": "dropped", "reason": HOSTILE_TEXT}]
-    rows = [{"group_index": n, "rollout_indices": [0], **fate} for n, fate in enumerate(fates)]
+    rows = [
+        {"group_index": n, "rollout_indices": [0], **fate} for n, fate in enumerate(fates)
+    ]
     run.ledger_path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return run

@@ -45,8 +45,12 @@ def test_html_stays_text(in_module: Call) -> None:
         ("file:///etc/passwd", False),
     ],
 )
-def test_only_links_to_pages_and_mail_are_links(in_module: Call, address: str, safe: bool) -> None:
-    ((link,),) = (paragraph["children"] for paragraph in tree(in_module, f"[text]({address})"))
+def test_only_links_to_pages_and_mail_are_links(
+    in_module: Call, address: str, safe: bool
+) -> None:
+    ((link,),) = (
+        paragraph["children"] for paragraph in tree(in_module, f"[text]({address})")
+    )
     assert (link["safe"] == address) if safe else link["safe"] is None
 
 
@@ -73,7 +77,9 @@ def test_a_line_diff_turns_one_text_into_the_other(in_module: Call) -> None:
         assert [edit["item"] for edit in edits if edit["kind"] != "new"] == before
         assert [edit["item"] for edit in edits if edit["kind"] != "gone"] == after
         same = sum(edit["kind"] == "same" for edit in edits)
-        blocks = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
+        blocks = difflib.SequenceMatcher(
+            None, before, after, autojunk=False
+        ).get_matching_blocks()
         assert same >= sum(block.size for block in blocks)
 
 
@@ -89,7 +95,15 @@ def test_far_equal_lines_are_folded(in_module: Call) -> None:
     lines[10] = {"kind": "new", "text": "x"}
     found = in_module("parts/diff_view.js", "return m.folded(given)", lines)
     assert found[0] == {"kind": "fold", "count": 7}
-    assert [line.get("text") for line in found[1:8]] == ["7", "8", "9", "x", "11", "12", "13"]
+    assert [line.get("text") for line in found[1:8]] == [
+        "7",
+        "8",
+        "9",
+        "x",
+        "11",
+        "12",
+        "13",
+    ]
     assert found[8] == {"kind": "fold", "count": 6}
 
 
@@ -98,7 +112,11 @@ def test_files_are_those_of_the_newest_change_up_to_a_step(in_module: Call) -> N
         "first_state": {"$blob": {"sha256": "s0"}},
         "turns": [
             {"index": 0, "files": {"a": {"sha256": "1"}, "b": {"sha256": "2"}}},
-            {"index": 1, "state": {"sha256": "s1"}, "files": {"a": {"sha256": "3"}, "b": None}},
+            {
+                "index": 1,
+                "state": {"sha256": "s1"},
+                "files": {"a": {"sha256": "3"}, "b": None},
+            },
             {"index": 2, "files": {}},
         ],
     }
@@ -209,7 +227,9 @@ def test_keys_go_round_to_the_next_turn_that_is_wanted(in_module: Call) -> None:
     body = """const next = (from, by) => m.nextTurn(given, from, by, (turn) => turn.bad);
         return [next(-1, 1), next(1, 1), next(3, 1), next(5, -1)];"""
     assert in_module("data.js", body, turns) == [1, 3, 1, 3]
-    assert in_module("data.js", "return m.nextTurn(given, 0, 1, () => false)", turns) is None
+    assert (
+        in_module("data.js", "return m.nextTurn(given, 0, 1, () => false)", turns) is None
+    )
 
 
 def test_a_branch_lies_beside_what_it_is_an_alternative_to(in_module: Call) -> None:
@@ -220,7 +240,9 @@ def test_a_branch_lies_beside_what_it_is_an_alternative_to(in_module: Call) -> N
 
 
 def test_a_cut_halves_no_character(in_module: Call) -> None:
-    assert in_module("parts/long_text.js", "return [m.cutAt('a🎉b', 2), m.cutAt('a🎉b', 3)]") == [
+    assert in_module(
+        "parts/long_text.js", "return [m.cutAt('a🎉b', 2), m.cutAt('a🎉b', 3)]"
+    ) == [
         1,
         3,
     ]
@@ -242,7 +264,10 @@ def test_who_learned_of_an_episode_is_named_once_the_newest_first(in_module: Cal
         {"values": {}},
     ]
     body = "return m.learnedOf(given).map(({ label }) => label)"
-    assert in_module("data.js", body, annotations) == ["critic in step 4", "actor in step 3"]
+    assert in_module("data.js", body, annotations) == [
+        "critic in step 4",
+        "actor in step 3",
+    ]
 
 
 def test_short_lists_of_a_state_take_a_line(in_module: Call) -> None:
@@ -266,8 +291,17 @@ def test_a_note_on_an_older_record_says_so(in_module: Call) -> None:
         render(html`<${m.Notes} run="r" id="0-0-0" notes=${given} recordedAt=${2.5} />`, place);
         return [...place.querySelectorAll("article")].map((note) => note.textContent);
     """
-    note = {"id": "a", "labels": [], "text": "x", "user": "ann", "time": 3, "tokens": [1, 2]}
+    note = {
+        "id": "a",
+        "labels": [],
+        "text": "x",
+        "user": "ann",
+        "time": 3,
+        "tokens": [1, 2],
+    }
     records = [{"recorded_at": 2.5}, {"recorded_at": 1.5}, {}]
     notes = [{**note, "id": str(number), **one} for number, one in enumerate(records)]
-    told = ["played this episode again" in text for text in in_module("notes.js", body, notes)]
+    told = [
+        "played this episode again" in text for text in in_module("notes.js", body, notes)
+    ]
     assert told == [False, True, False]

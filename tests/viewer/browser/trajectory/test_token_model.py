@@ -22,7 +22,9 @@ def packed(values: Sequence[float], dtype: str) -> dict[str, str]:
     return {"dtype": dtype, "data": base64.b64encode(data).decode()}
 
 
-def answer(columns: dict[str, dict[str, Any]], turns: Sequence[int], **rest: Any) -> dict[str, Any]:
+def answer(
+    columns: dict[str, dict[str, Any]], turns: Sequence[int], **rest: Any
+) -> dict[str, Any]:
     count = len(turns)
     return {
         "num_tokens": count,

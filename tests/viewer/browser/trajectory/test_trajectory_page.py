@@ -31,7 +31,9 @@ def param(page: Page, name: str) -> str | None:
 
 def settle(page: Page) -> None:
     """Waits until each pane shows what it loads."""
-    waiting = page.locator(".pane").filter(has_text=re.compile("(Reading|Decoding|Encoding).*…"))
+    waiting = page.locator(".pane").filter(
+        has_text=re.compile("(Reading|Decoding|Encoding).*…")
+    )
     expect(waiting).to_have_count(0)
 
 
@@ -45,14 +47,21 @@ def test_the_chat_shows_words_calls_errors_and_agents(shown: Shown) -> None:
     )
     expect(chat.locator(".call-bad")).to_contain_text("exception")
     expect(chat.locator(".call-bad .long").last).to_contain_text("never closed")
-    expect(chat.locator(".lane-head")).to_have_text(["sequence 0: main", "sequence 1: critic"])
+    expect(chat.locator(".lane-head")).to_have_text(
+        ["sequence 0: main", "sequence 1: critic"]
+    )
     expect(chat).to_contain_text("Thank you.")
-    expect(page.locator(".traj-facts")).to_contain_text("main 1.5, critic −0.5 (not trained)")
+    expect(page.locator(".traj-facts")).to_contain_text(
+        "main 1.5, critic −0.5 (not trained)"
+    )
     assert shown.errors == []
 
 
 def test_the_head_says_what_became_of_an_episode(shown: Shown) -> None:
-    for own, name, value in (("0-0-0", "trained in step", "1"), ("1-0-0", "dropped", "<script>")):
+    for own, name, value in (
+        ("0-0-0", "trained in step", "1"),
+        ("1-0-0", "dropped", "<script>"),
+    ):
         page = shown.open(own, tab="timeline")
         fact = page.locator(".traj-facts div", has=page.get_by_text(name, exact=True))
         expect(fact.locator("dd")).to_contain_text(value)
@@ -66,7 +75,9 @@ def test_a_large_integer_is_shown_and_copied_as_it_is_stored(shown: Shown) -> No
         page = shown.open("0-0-0", pane, tab=tab, turn="1")
         expect(page.locator(pane)).to_contain_text(str(TWEET))
     page = shown.open("0-0-0", ".raw", tab="raw")
-    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.evaluate(
+        "navigator.clipboard.writeText = async (text) => { window.copied = text; }"
+    )
     page.get_by_role("button", name="copy JSON").click()
     page.wait_for_function("window.copied")
     copied = json.loads(page.evaluate("window.copied"))
@@ -87,7 +98,9 @@ def test_agents_and_branches_lie_side_by_side(shown: Shown) -> None:
     # turns 0 and 1 in the first lane, the branch and the critic to the right of it
     assert left[0] == left[1] < left[2] < left[3]
     top = [place["y"] for place in places if place]
-    assert top[0] < top[1] == top[2] < top[3]  # the two ways on from turn 0 lie side by side
+    assert (
+        top[0] < top[1] == top[2] < top[3]
+    )  # the two ways on from turn 0 lie side by side
     expect(page.get_by_text("Try another way.")).to_be_visible()
     expect(page.locator(".outline")).to_contain_text("after 0")
 
@@ -143,7 +156,11 @@ def test_a_threshold_counts_and_frames_the_tokens_beyond_it(shown: Shown) -> Non
     expect(row).to_contain_text("1 of")
     expect(page.locator(".tok-text .over")).to_have_count(1)
     slider.fill("0")
-    sampled = page.locator(".traj-facts div", has_text="sampled tokens").locator("dd").inner_text()
+    sampled = (
+        page.locator(".traj-facts div", has_text="sampled tokens")
+        .locator("dd")
+        .inner_text()
+    )
     expect(row).to_contain_text(f"{sampled} of {sampled} (100%)")
 
 
@@ -161,7 +178,15 @@ def test_what_is_missing_says_why_and_names_the_setting(shown: Shown) -> None:
 def test_keys_lead_through_turns_and_trajectories(shown: Shown) -> None:
     page = shown.open("0-0-0", tab="chat")
     keys = page.keyboard
-    walk = [("j", "0"), ("j", "1"), ("k", "0"), ("t", "1"), ("e", "0"), ("t", "1"), ("t", "0")]
+    walk = [
+        ("j", "0"),
+        ("j", "1"),
+        ("k", "0"),
+        ("t", "1"),
+        ("e", "0"),
+        ("t", "1"),
+        ("t", "0"),
+    ]
     for key, turn in walk:
         keys.press(key)
         assert param(page, "turn") == turn, key
@@ -331,9 +356,9 @@ def test_hostile_words_do_nothing(shown: Shown, tab: str) -> None:
 
     assert page.evaluate("[window.pwned, ({}).polluted]") == [None, None]
     assert page.locator("#app script").count() == 0
-    assert page.evaluate("Array.from(document.querySelectorAll('a[href]'), (a) => a.protocol)") == (
-        ["http:"] * page.locator("a[href]").count()
-    )
+    assert page.evaluate(
+        "Array.from(document.querySelectorAll('a[href]'), (a) => a.protocol)"
+    ) == (["http:"] * page.locator("a[href]").count())
     assert page.locator(".traj img").count() == 0
     assert page.evaluate("document.body.innerText.length") < 200_000
     assert shown.foreign == []
@@ -343,7 +368,9 @@ def test_hostile_words_do_nothing(shown: Shown, tab: str) -> None:
 def test_hostile_words_of_a_note_do_nothing(shown: Shown) -> None:
     page = shown.open("1-0-0", tab="chat")
     page.get_by_role("button", name="add a note").click()
-    page.get_by_label("text").fill("<img src=x onerror=window.pwned=1> \u202e [x](javascript:1)")
+    page.get_by_label("text").fill(
+        "<img src=x onerror=window.pwned=1> \u202e [x](javascript:1)"
+    )
     page.get_by_role("button", name="save").click()
     expect(page.locator(".note")).to_contain_text("<img src=x")
 
@@ -380,7 +407,9 @@ def test_texts_are_shown_as_what_they_mean_and_as_they_are(shown: Shown) -> None
     assert code["code-string"] == ['"no\'ne"', '"$f"']
     assert {"def", "return", "for", "done"} <= {*code["code-keyword"]}
 
-    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.evaluate(
+        "navigator.clipboard.writeText = async (text) => { window.copied = text; }"
+    )
     board.locator("xpath=..").get_by_role("button", name="copy").click()
     expect(page.get_by_role("button", name="copied")).to_be_visible()
     assert page.evaluate("window.copied").startswith("\x1b[41mS\x1b[0mFFF")
@@ -389,7 +418,9 @@ def test_texts_are_shown_as_what_they_mean_and_as_they_are(shown: Shown) -> None
     expect(first.locator("math, .on-red")).to_have_count(0)
     expect(first).to_contain_text("⟨U+001B⟩[41mS")
     expect(first).to_contain_text("$$\n\\begin{aligned}")
-    expect(page.get_by_role("button", name="raw text")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="raw text")).to_have_attribute(
+        "aria-pressed", "true"
+    )
     assert param(page, "raw") == "1"
     assert not any(page.evaluate(HIGHLIGHTED).values())
 
@@ -459,7 +490,9 @@ def test_a_long_text_is_cut_until_asked_for(shown: Shown) -> None:
     more = page.get_by_role("button", name=re.compile("show more: 9,994,019 of 10,000,019"))
     more.click()
 
-    expect(page.get_by_role("button", name=re.compile("show more: 9,894,019"))).to_be_visible()
+    expect(
+        page.get_by_role("button", name=re.compile("show more: 9,894,019"))
+    ).to_be_visible()
 
 
 LONG = {

@@ -60,7 +60,7 @@ UNTIL = float(os.environ.get("AGENTRL_TESTS_UNTIL") or "inf")
 LEFT_OUT: Counter[str] = Counter()
 """Tests for which no time was left, by their files."""
 
-PARTS = {"wide": 4, "slow": 6}
+PARTS = {"wide": 4, "slow": 8}
 """A commit tries one of so many parts of the tests that bear a marker; the first counts."""
 
 MARKS = re.compile(r"\bmark\.(\w+)|\b(wide)_but\b")

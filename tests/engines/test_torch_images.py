@@ -27,10 +27,11 @@ from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest, Image
 from tests.engines.seen import asked, assert_own_logprobs, own_table
 from tests.engines.tiny import publish, sampled
+from tests.kit.marks import wide_but
 from tests.tiny_vision import picture, write_qwen_vl
 
 CONTEXT = 1024
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+FAMILIES = wide_but(("qwen3_vl",), ("qwen2_5_vl", "qwen3_vl"))
 ONE, OTHER, WIDE = (
     picture(84, 56),
     picture(84, 56, seed=1),

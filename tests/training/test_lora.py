@@ -179,6 +179,7 @@ def test_without_its_adapter_the_actor_is_the_reference(model_path: str) -> None
         plain.reference_logprobs(shard)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_what_is_trained_alone_and_goes_on_to_the_last_bit(
     tmp_path: Path,
 ) -> None:
@@ -253,8 +254,12 @@ def test_the_command_line_exports_both_ways(
 @pytest.mark.parametrize(
     ("family", "targets"),
     [
-        ("qwen3_moe", ("experts.down_proj", "q_proj", "gate_up_proj")),
-        ("untied", ("embed_tokens", "v_proj")),
+        pytest.param(
+            "qwen3_moe",
+            ("experts.down_proj", "q_proj", "gate_up_proj"),
+            marks=pytest.mark.wide,
+        ),
+        pytest.param("untied", ("embed_tokens", "v_proj"), marks=pytest.mark.wide),
         # its names in the folder are others, and some lie together there
         ("gpt_neox", ()),
         pytest.param("deepseek_v3", ("o_proj",), marks=pytest.mark.slow),

@@ -19,6 +19,7 @@ from agentrl.training.backends.find import find_backend
 from agentrl.training.models.lora_spec import LoraSpec
 from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.parallel.process_group import Sharding
+from tests.kit.marks import wide_but
 from tests.tiny_models import SLIDING, write_family
 from tests.training.cuda_stand_in import cuda_stand_in
 from tests.training.harness import (
@@ -41,6 +42,8 @@ pytestmark = [
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
+FAMILIES = wide_but(("qwen3_moe",), ("llama", "qwen2", "qwen3", "qwen3_moe"))
+
 CURRENT_DEVICE = torch.cuda.current_device
 
 
@@ -50,13 +53,13 @@ def _cuda() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_holds_the_contract(tmp_path: Path, family: str) -> None:
     write_family(tmp_path, family, vocab_size=VOCAB, tie_word_embeddings=family == "qwen3")
     check_backend("megatron", tmp_path)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_gradient_is_that_of_plain(
     tmp_path: Path, family: str, recompute: bool
@@ -93,6 +96,7 @@ def test_every_gradient_is_that_of_plain(
         assert float((moments[name] - gradient).abs().max()) < 1e-5 * size, name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_fsdp2_goes_on_and_back(model_path: str, tmp_path: Path) -> None:
     optim = OptimSpec(lr=1e-3)
     first = make_actor(model_path, optim=optim, backend="fsdp2")
@@ -187,6 +191,7 @@ def test_a_process_without_a_gpu_is_refused(
         make_actor(model_path, backend="megatron")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

@@ -1,7 +1,7 @@
 """Unit tests: whether the code of the final text passes the task's tests, in sandboxes.
 
 The policy's code can forge nothing: it never runs in the process that runs the tests, and never
-sees what they expect (``programs``). It is given arguments and gives plain values back.
+sees what they expect (``unit_test_sides``). It is given arguments and gives plain values back.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrl.envs.rewards.answers import last_block, said_text
-from agentrl.envs.rewards.programs import CALLS, TESTS
 from agentrl.envs.score import Score
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import RewardError
@@ -26,6 +26,22 @@ _SPARE_BYTES = 2**16
 _LEAST_S = 0.01
 # Of standard error.
 _READ_BYTES = 2000
+
+_SIDES = Path(__file__).with_name("unit_test_sides")
+
+
+def _modules(*names: str) -> dict[str, bytes]:
+    """Files that a sandbox imports as a package."""
+    paths = [_SIDES / f"{name}.py" for name in ("__init__", "plain_values", *names)]
+    return {f"{_SIDES.name}/{path.name}": path.read_bytes() for path in paths}
+
+
+def _program(side: str) -> str:
+    return f"from {_SIDES.name}.{side} import main\nmain()\n"
+
+
+_CODE_SIDE = _modules("code_side")
+_TESTS_SIDE = _modules("tests_side", "single_test", "stand_ins")
 
 
 async def unit_tests(
@@ -214,8 +230,10 @@ class _Tests:
         for number in range(_MAX_ROUNDS):
             told = json.dumps(given).encode()
             files = {"tests.json": told, "calls.json": calls, "results": results}
+            files.update(_TESTS_SIDE)
             fetch = ["verdicts.json", "calls.json"]
-            result = await self.time.run(self.apart, TESTS, files=files, fetch=fetch)
+            program = _program("tests_side")
+            result = await self.time.run(self.apart, program, files=files, fetch=fetch)
             if result.status != "ok" or len(result.files) < len(fetch):
                 if number == 0:
                     raise self._fault(_ended(result))
@@ -235,8 +253,8 @@ class _Tests:
             await self.sandbox.reset()
             sources = {"setup.py": self.code_setup, "solution.py": self.code}
             files = {name: text.encode(errors="replace") for name, text in sources.items()}
-            files["calls.json"] = calls
-            result = await self.time.run(self.sandbox, CALLS, files=files)
+            files.update(_CODE_SIDE, **{"calls.json": calls})
+            result = await self.time.run(self.sandbox, _program("code_side"), files=files)
             results = result.stdout
             given["lost"] = f"no result ({_ended(result)})"
         return [

@@ -68,6 +68,17 @@ async def test_tests_may_import_and_expect_exceptions() -> None:
     assert score.value == 1.0
 
 
+async def test_a_class_of_a_test_calls_methods_and_compares_identities() -> None:
+    test = (
+        "class Box:\n    def __init__(self):\n        self.items = []\n"
+        "    def put(self, one):\n        self.items.append(one)\n"
+        "        return self.items[-1] is one\n"
+        "box = Box()\nassert box.put(add(1, 2)) and box.items == [3]"
+    )
+    score = await scored("def add(a, b):\n    return a + b", [test])
+    assert score == Score(1.0, {"passed": 1, "tests": 1, "problems": []})
+
+
 FORGED = {
     "equal to everything": (
         "class Same:\n    def __eq__(self, other):\n        return True\n"

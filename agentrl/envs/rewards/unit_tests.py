@@ -92,10 +92,8 @@ async def unit_tests(
             passed = await _passed_outputs(sandbox, time, code, tests, view.task.id)
         else:
             texts = _texts(tests, view.task.id)
-            setup, before = (
-                str(given.get("test_setup", "")),
-                str(given.get("code_setup", "")),
-            )
+            setup = str(given.get("test_setup", ""))
+            before = str(given.get("code_setup", ""))
             async with spec.build() as apart:
                 own = _Tests(sandbox, apart, time, code, texts, setup, before, view.task.id)
                 passed = await own.passed()

@@ -27,10 +27,8 @@ Family = Literal["qwen2_5_vl", "qwen3_vl"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
 MARKERS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-PATCH, MERGE = (
-    14,
-    2,
-)  # SGLang takes patches of another size for images that were seen already
+# SGLang takes patches of another size for images that were seen already
+PATCH, MERGE = 14, 2
 MIN_PIXELS, MAX_PIXELS = 28 * 28, 16 * 28 * 28
 _TOWERS: dict[Family, dict[str, Any]] = {
     "qwen2_5_vl": {

@@ -216,10 +216,8 @@ class Served:
         trajectory = builder.finish(await episode.until_end())
         assert len(books.given) == len(trajectory.turns)
         for index, request in enumerate(list(books.given)):  # one is made after the other
-            books.given[f"t/{index}"], books.made[f"t/{index}"] = (
-                books.given[request],
-                books.made[request],
-            )
+            books.given[f"t/{index}"] = books.given[request]
+            books.made[f"t/{index}"] = books.made[request]
         faults = token_mismatches(trajectory, "t", books) + mask_errors(
             trajectory, "t", books
         )

@@ -169,10 +169,8 @@ async def test_a_weight_update_is_served_under_its_version_and_its_checksum_is_t
 
 @pytest.mark.parametrize("fault", ["missing", "shape", "unknown"])
 def test_a_failed_update_tears_the_engine(fault, start) -> None:
-    engine, model = (
-        start(make_model("gpt2", **FAMILIES["gpt2"])),
-        make_model("gpt2", seed=1, **FAMILIES["gpt2"]),
-    )
+    engine = start(make_model("gpt2", **FAMILIES["gpt2"]))
+    model = make_model("gpt2", seed=1, **FAMILIES["gpt2"])
     tensors = dict(model.module.named_parameters())
     first = next(iter(tensors))
     if fault == "missing":

@@ -41,10 +41,8 @@ async def episode(engine, name: str, prompt, turns: int = 3, size: int = 9):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_thirty_sets_of_neighbours_change_no_bit(dtype, tiny, start) -> None:
-    engine, prompt = (
-        start(tiny, dtype=dtype, deterministic=True, max_running=7),
-        random_ids(0, 33),
-    )
+    engine = start(tiny, dtype=dtype, deterministic=True, max_running=7)
+    prompt = random_ids(0, 33)
     alone = await episode(engine, "alone", prompt)
     rng = np.random.default_rng(0)
     for trial in range(30):

@@ -63,11 +63,9 @@ async def test_deterministic_mode_is_exact_there_too(dtype, start) -> None:
 
 
 async def test_weights_from_the_cpu_are_served_there(start) -> None:
-    engine, other, prompt = (
-        start(make_model(), device="cuda:0"),
-        make_model(seed=1),
-        random_ids(0, 12),
-    )
+    engine = start(make_model(), device="cuda:0")
+    other = make_model(seed=1)
+    prompt = random_ids(0, 12)
     await asyncio.to_thread(publish, engine, 1, other.tensors)
     ids, logprobs = sampled(await engine.generate(request(prompt)))
     assert (

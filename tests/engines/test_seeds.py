@@ -32,10 +32,8 @@ def asked(number: int, **settings):
 async def test_neighbours_change_tokens_only_within_rounding_and_at_most_thrice_in_10000(
     tiny, start
 ) -> None:
-    few, many = (
-        start(tiny, context_tokens=256, max_running=2),
-        start(tiny, context_tokens=256, max_running=40),
-    )
+    few = start(tiny, context_tokens=256, max_running=2)
+    many = start(tiny, context_tokens=256, max_running=40)
     order = np.random.default_rng(0).permutation(REQUESTS).tolist()
     crowd = [
         request(random_ids(1000 + n, 30), name=f"n{n}", seed=n, top_p=0.6, top_k=5)

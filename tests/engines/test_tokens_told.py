@@ -44,10 +44,8 @@ async def test_each_token_is_told_once_while_the_completion_goes_on(tiny, start)
 
 
 async def test_a_listener_changes_nothing_for_its_neighbours(tiny, start) -> None:
-    plain, listening = (
-        request([1, 2, 3], name="a", seed=1),
-        request([4, 5], name="b", seed=2),
-    )
+    plain = request([1, 2, 3], name="a", seed=1)
+    listening = request([4, 5], name="b", seed=2)
     engine = start(tiny, deterministic=True)
     alone = sampled(await engine.generate(plain))[0].tolist()
     both = await asyncio.gather(

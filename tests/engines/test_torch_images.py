@@ -32,11 +32,9 @@ from tests.tiny_vision import picture, write_qwen_vl
 
 CONTEXT = 1024
 FAMILIES = wide_but(("qwen3_vl",), ("qwen2_5_vl", "qwen3_vl"))
-ONE, OTHER, WIDE = (
-    picture(84, 56),
-    picture(84, 56, seed=1),
-    picture(60, 130, seed=2, form="JPEG"),
-)
+ONE = picture(84, 56)
+OTHER = picture(84, 56, seed=1)
+WIDE = picture(60, 130, seed=2, form="JPEG")
 
 
 class Seeing:

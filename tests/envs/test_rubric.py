@@ -203,11 +203,9 @@ async def test_a_bool_is_a_number_and_told_once(caplog: pytest.LogCaptureFixture
 async def test_the_wait_for_a_thread_spends_no_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    threads, entered, release = (
-        BoundedThreads(1, "test"),
-        threading.Event(),
-        threading.Event(),
-    )
+    threads = BoundedThreads(1, "test")
+    entered = threading.Event()
+    release = threading.Event()
     monkeypatch.setattr(rubric_module, "ENV_THREADS", threads)
 
     def hold() -> None:

@@ -80,10 +80,8 @@ def test_demonstrations_are_the_same_for_the_same_seed_and_do_not_repeat(
 
 def test_no_operand_pair_of_the_held_out_problems_occurs_in_training() -> None:
     held_out = load("code", "task.py:held_out")
-    tasks, demonstrations = (
-        load("code", "task.py:tasks"),
-        load("code", "warmup.py:demonstrations"),
-    )
+    tasks = load("code", "task.py:tasks")
+    demonstrations = load("code", "warmup.py:demonstrations")
     held = [
         operand_pairs(task.messages[0]["content"])
         for task in tasks(0, "held_out", num_tasks=1000)
@@ -123,10 +121,8 @@ def test_the_demonstrated_code_holds_only_operands_of_its_question() -> None:
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_every_template_occurs_as_often_as_the_others(split: str) -> None:
-    problems, templates = (
-        load("code", "task.py:problems"),
-        load("code", "task.py:TEMPLATES"),
-    )
+    problems = load("code", "task.py:problems")
+    templates = load("code", "task.py:TEMPLATES")
     drawn = Counter(
         re.sub(r"\d+", "#", problem.question)
         for problem in islice(problems(random.Random(0), split), 1600)
@@ -136,10 +132,8 @@ def test_every_template_occurs_as_often_as_the_others(split: str) -> None:
 
 
 def test_the_commonest_code_demonstration_is_wrong_as_the_page_says() -> None:
-    demonstrations, slip = (
-        load("code", "warmup.py:demonstrations"),
-        load("code", "warmup.py:slip"),
-    )
+    demonstrations = load("code", "warmup.py:demonstrations")
+    slip = load("code", "warmup.py:slip")
     rows = [row["messages"] for row in islice(demonstrations(0), 4000)]
     shares = Counter[str]()
     for first, *others in rows:
@@ -170,10 +164,8 @@ def right_expression(question: str) -> str:
 
 
 def test_demonstrations_without_noise_solve_every_problem() -> None:
-    problems, demonstrations = (
-        load("code", "task.py:problems"),
-        load("code", "warmup.py:demonstrations"),
-    )
+    problems = load("code", "task.py:problems")
+    demonstrations = load("code", "warmup.py:demonstrations")
     answers = {
         problem.question: problem.answer
         for problem in islice(problems(random.Random(0), "train"), 1000)

@@ -117,10 +117,8 @@ def test_a_stored_runs_episodes_are_pairs(run: Path) -> None:
     assert {row["chosen"].group_index for row in made} == {
         row["rejected"].group_index for row in made
     }
-    first, rest = (
-        list(pairs_of_run(str(run), end=0.5)),
-        list(pairs_of_run(str(run), begin=0.5)),
-    )
+    first = list(pairs_of_run(str(run), end=0.5))
+    rest = list(pairs_of_run(str(run), begin=0.5))
     assert [row["chosen"].id for row in [*first, *rest]] == [
         row["chosen"].id for row in made
     ]

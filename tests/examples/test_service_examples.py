@@ -76,10 +76,8 @@ def test_a_users_part_is_at_most_sixty_lines(path: str) -> None:
 
 @pytest.mark.parametrize("example", ["api", "game", "mcp"])
 def test_no_held_out_task_is_trained_on(example: str) -> None:
-    tasks, demonstrations = (
-        load(example, "task.py:tasks"),
-        load(example, "warmup.py:demonstrations"),
-    )
+    tasks = load(example, "task.py:tasks")
+    demonstrations = load(example, "warmup.py:demonstrations")
     held = {task.messages[0]["content"] for task in tasks(0, "held_out", 500)}
     trained = {task.messages[0]["content"] for task in tasks(0, "train", 1000)}
     trained |= {row["messages"][0]["content"] for row in islice(demonstrations(0), 500)}

@@ -32,10 +32,8 @@ def with_lost(group: TrajectoryGroup) -> TrajectoryGroup:
 @pytest.mark.invariant
 def test_failed_and_cancelled_trajectories_change_no_reward_statistic() -> None:
     groups = made_groups(0, 3)
-    clean, lossy = (
-        rollout_metrics(groups),
-        rollout_metrics([with_lost(group) for group in groups]),
-    )
+    clean = rollout_metrics(groups)
+    lossy = rollout_metrics([with_lost(group) for group in groups])
     counted = {"count/trajectories", "excluded_frac", "failed_frac"}
     differing = {
         name for name in clean.keys() | lossy.keys() if clean.get(name) != lossy.get(name)

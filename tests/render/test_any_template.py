@@ -121,11 +121,9 @@ SPLIT_BY_THE_PROMPT = {
 @pytest.mark.parametrize("name", wide_but(ALL[::8], sorted({*ALL} - REFUSED)))
 def test_a_sequence_that_goes_on_is_that_of_the_template(built_any: Any, name: str) -> None:
     renderer, tokenizer = built_any(name)
-    before, turn, after = (
-        CONVERSATIONS["two questions"][:1],
-        said("Two."),
-        (user("Three?"),),
-    )
+    before = CONVERSATIONS["two questions"][:1]
+    turn = said("Two.")
+    after = (user("Three?"),)
     target = renderer.target(turn)
     more = renderer.extend(target.token_ids, after, (*before, turn))
     whole = tokenizer.apply_chat_template(
@@ -155,10 +153,8 @@ CHANGED_BY_A_USER = {
 )
 def test_templates_made_to_keep_history_do(built_any: Any, name: str) -> None:
     renderer, _ = built_any(name)
-    before, turn, after = (
-        CONVERSATIONS["two questions"][:1],
-        said("Two."),
-        (user("Three?"),),
-    )
+    before = CONVERSATIONS["two questions"][:1]
+    turn = said("Two.")
+    after = (user("Three?"),)
     more = renderer.extend(renderer.target(turn).token_ids, after, (*before, turn))
     assert (more is None) == (name in CHANGED_BY_A_USER)

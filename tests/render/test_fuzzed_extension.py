@@ -86,10 +86,8 @@ def test_prompt_completion_and_extension_are_what_the_template_writes(
 ) -> None:
     variant = VARIANTS[name]
     renderer, tokenizer = built_variant(variant, tmp_path)
-    parser, markers = (
-        parser_for(renderer, variant.parser),
-        sorted(tokenizer.get_added_vocab()),
-    )
+    parser = parser_for(renderer, variant.parser)
+    markers = sorted(tokenizer.get_added_vocab())
     went_on = sum(
         goes_on(renderer, parser, variant, markers, seed) for seed in range(CONVERSATIONS)
     )

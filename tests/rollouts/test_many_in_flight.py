@@ -100,10 +100,8 @@ def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(
         return 1.0
 
     def script(request: Any) -> list[int]:
-        group_index, turn = (
-            request.session_id.split("/")[1].split("-")[0],
-            request.request_id.rpartition("/")[2],
-        )
+        group_index = request.session_id.split("/")[1].split("-")[0]
+        turn = request.request_id.rpartition("/")[2]
         return (
             say(call("wait", task=stage if group_index == "0" else "quick"))
             if turn == "0"

@@ -61,11 +61,9 @@ async def test_an_abandoned_call_gives_its_place_away() -> None:
 
 
 async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:
-    threads, entered, release = (
-        BoundedThreads(1, "test"),
-        threading.Event(),
-        threading.Event(),
-    )
+    threads = BoundedThreads(1, "test")
+    entered = threading.Event()
+    release = threading.Event()
 
     def hold() -> None:
         entered.set()
@@ -83,11 +81,9 @@ async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:
 
 
 async def test_clocks_of_the_caller_stop_while_it_waits_for_a_thread() -> None:
-    threads, entered, release = (
-        BoundedThreads(1, "test"),
-        threading.Event(),
-        threading.Event(),
-    )
+    threads = BoundedThreads(1, "test")
+    entered = threading.Event()
+    release = threading.Event()
 
     def hold() -> None:
         entered.set()
@@ -111,12 +107,10 @@ async def test_clocks_of_the_caller_stop_while_it_waits_for_a_thread() -> None:
 
 
 async def test_a_call_cancelled_while_it_waits_never_runs() -> None:
-    threads, entered, release, ran = (
-        BoundedThreads(1, "test"),
-        threading.Event(),
-        threading.Event(),
-        [],
-    )
+    threads = BoundedThreads(1, "test")
+    entered = threading.Event()
+    release = threading.Event()
+    ran = []
 
     def hold() -> None:
         entered.set()

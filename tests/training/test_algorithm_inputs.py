@@ -219,11 +219,9 @@ def test_an_auxiliary_loss_and_the_policys_add_up(model_path: str) -> None:
         one_update(actor, replace(batch, loss_mask=mask))
         return gradients(actor)
 
-    both, policy, auxiliary = (
-        gradient_of(0.5, trained=True),
-        gradient_of(0.0, trained=True),
-        gradient_of(0.5, trained=False),
-    )
+    both = gradient_of(0.5, trained=True)
+    policy = gradient_of(0.0, trained=True)
+    auxiliary = gradient_of(0.5, trained=False)
     for name, gradient in both.items():
         torch.testing.assert_close(
             gradient, policy[name] + auxiliary[name], rtol=1e-4, atol=1e-7

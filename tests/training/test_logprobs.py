@@ -120,10 +120,8 @@ def test_entries_off_the_mask_are_zero(model_path: str) -> None:
 
 def test_a_samples_numbers_do_not_depend_on_its_neighbours(model_path: str) -> None:
     batch = make_batch()
-    together, alone = (
-        packed_logprobs(model_path, batch, 1000),
-        packed_logprobs(model_path, batch, 30),
-    )
+    together = packed_logprobs(model_path, batch, 1000)
+    alone = packed_logprobs(model_path, batch, 30)
     np.testing.assert_allclose(together, alone, atol=2e-6)
 
 

@@ -37,10 +37,8 @@ def test_output_and_gradients_are_transformers_own(dtype: torch.dtype) -> None:
     norm = theirs(16).to(dtype)
     ours = RMSNorm(nn.Parameter(norm.weight.detach().clone()), norm.variance_epsilon)
     generator = torch.Generator().manual_seed(0)
-    base, weights = (
-        torch.randn((2, 3, 5, 16), generator=generator),
-        torch.randn((2, 5, 3, 16), generator=generator),
-    )
+    base = torch.randn((2, 3, 5, 16), generator=generator)
+    weights = torch.randn((2, 5, 3, 16), generator=generator)
     answers = []
     for module in (norm, ours):
         hidden = base.to(dtype).requires_grad_()

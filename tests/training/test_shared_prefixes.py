@@ -55,10 +55,8 @@ def outcome(
     model_path: str, batch: Batch, *, share_prefixes: bool
 ) -> tuple[npt.NDArray[np.float32], dict[str, torch.Tensor]]:
     """Logprobs by token, and the gradient of a sum of them with different weights."""
-    model, row = (
-        load_policy(ModelSpec(model_path)),
-        packed(batch, share_prefixes=share_prefixes),
-    )
+    model = load_policy(ModelSpec(model_path))
+    row = packed(batch, share_prefixes=share_prefixes)
     logprobs, _ = model(row)
     weights = torch.from_numpy(np.cos(row.source).astype(np.float32))
     (logprobs * weights).sum().backward()

@@ -59,10 +59,8 @@ def random_batch(algorithm: AlgorithmSpec, seed: int) -> Batch:
     kinds[starts] = SegmentKind.PROMPT
     trained = min(algorithm.trains)
     kinds[starts[0] + 1] = trained
-    kinds[starts[6] : starts[6] + 5], kinds[starts[6] + 5] = (
-        SegmentKind.OBSERVATION,
-        trained,
-    )
+    kinds[starts[6] : starts[6] + 5] = SegmentKind.OBSERVATION
+    kinds[starts[6] + 5] = trained
     kinds[starts[7] :] = SegmentKind.PROMPT
     mask = np.isin(kinds, list(algorithm.trains)) & (rng.random(batch.num_tokens) < 0.9)
     mask[starts[0] + 1] = mask[starts[6] + 5] = True

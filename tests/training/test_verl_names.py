@@ -85,10 +85,8 @@ def verls(samples: list[list[dict[str, float]]], mode: str) -> dict[str, float]:
         for token in sample:
             log_ratio = held(token["now"] - token["old"], 20.0)
             ratio, advantage = math.exp(log_ratio), token["advantage"]
-            plain, bounded = (
-                -advantage * ratio,
-                -advantage * max(1 - LOW, min(1 + HIGH, ratio)),
-            )
+            plain = -advantage * ratio
+            bounded = -advantage * max(1 - LOW, min(1 + HIGH, ratio))
             loss, most = max(plain, bounded), -advantage * DUAL
             clipped[row].append(float(bounded > plain))
             dual[row].append(float(advantage < 0 and loss > most))

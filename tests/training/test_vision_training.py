@@ -153,10 +153,8 @@ def test_what_moves_is_kept_under_the_folders_names(
     shard = case.shard(ALL, ALL)
     own_gradients(actor, case, shard)
     actor.backend.step(1.0, None)
-    started, now = (
-        load_file(model / "model.safetensors"),
-        dict(actor.backend.weights(torch.float32)),
-    )
+    started = load_file(model / "model.safetensors")
+    now = dict(actor.backend.weights(torch.float32))
     assert now.keys() == started.keys()
     still = {name for name, one in now.items() if torch.equal(one, started[name])}
     assert still == ({n for n in now if "visual." in n} if vision == "frozen" else set())

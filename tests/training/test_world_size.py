@@ -159,10 +159,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one(
 ) -> None:
     optim = MUON if optimizer == "muon" else OptimSpec(lr=1e-3)
     batch = make_batch(kind=SegmentKind.TARGET)
-    uninterrupted, resumed = (
-        make_actor(model_path, "sft", optim=optim),
-        make_actor(model_path, "sft", optim=optim),
-    )
+    uninterrupted = make_actor(model_path, "sft", optim=optim)
+    resumed = make_actor(model_path, "sft", optim=optim)
     for _ in range(4):
         update(uninterrupted, batch, 30)
     resumed.load(two_folder / optimizer)

@@ -116,10 +116,8 @@ def random_case(rng: random.Random, ranks: int) -> tuple[Held, Wanted]:
     held: Held = [{} for _ in range(ranks)]
     wanted: Wanted = [[] for _ in range(ranks)]
     for number in range(rng.randrange(1, 6)):
-        name, shape = (
-            str(number),
-            tuple(rng.randrange(1, 9) for _ in range(rng.randrange(1, 4))),
-        )
+        name = str(number)
+        shape = tuple(rng.randrange(1, 9) for _ in range(rng.randrange(1, 4)))
         whole, dim = TensorSlice.whole(name, shape), rng.randrange(len(shape))
         kind = rng.choice(("divided", "whole", "of one", "replicas"))
         parts = ranks if kind != "replicas" or ranks % 2 else ranks // 2

@@ -147,10 +147,8 @@ def _write(
     record = read_record(described)
     if record is None and merges:
         raise StoreError(f"{checkpoint} holds a whole model, no adapter; leave --merge out")
-    last, config = (
-        folder / "config.json",
-        json.loads((described / "config.json").read_bytes()),
-    )
+    last = folder / "config.json"
+    config = json.loads((described / "config.json").read_bytes())
     if record is not None and not merges:
         adapter = _read(checkpoint, record.trained(), torch_dtype(dtype or "float32"))
         total, config = write_peft(record, adapter, folder)

@@ -51,11 +51,9 @@ def open_lora(
     stacks = _stacks(model)
     if own.path is None:
         assert own.rank is not None, "a specification without both is none"
-        rank, alpha, chosen = (
-            own.rank,
-            own.alpha or _ALPHA,
-            _chosen(own, model, layers, stacks),
-        )
+        rank = own.rank
+        alpha = own.alpha or _ALPHA
+        chosen = _chosen(own, model, layers, stacks)
         chosen_stacks = [name for name in stacks if is_target(name, own.targets)]
     else:
         rank, alpha, targets, parameters = read_peft_config(Path(own.path), where)

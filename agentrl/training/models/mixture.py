@@ -133,10 +133,8 @@ class StackedExperts(nn.Module):
             # The activation is the module's method, which would keep what is divided here.
             delattr(whole, name)
         family: Any = whole
-        self._apply_gate, self.is_transposed = (
-            family._apply_gate,
-            bool(family.is_transposed),
-        )
+        self._apply_gate = family._apply_gate
+        self.is_transposed = bool(family.is_transposed)
         # adapters of some of them, by the parameter's name
         self.lora = nn.ModuleDict()
 

@@ -162,10 +162,8 @@ def _changes(
         counts = groups if name.startswith("group/") else episodes
         if counts.size and _OF_EPISODES.fullmatch(name):
             share = float(np.clip(values.mean(), 0.0, 1.0))
-            noise, lead = (
-                float(np.sqrt(share * (1.0 - share) / max(1.0, np.median(counts)))),
-                1,
-            )
+            noise = float(np.sqrt(share * (1.0 - share) / max(1.0, np.median(counts))))
+            lead = 1
         if groups.size and REWARD.fullmatch(name):
             # As if the rewards of a group were one.
             noise = usual / float(np.sqrt(max(1.0, np.median(groups))))

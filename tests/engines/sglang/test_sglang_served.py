@@ -91,10 +91,8 @@ async def test_an_agents_turns_have_the_servers_ids_and_the_models_logprobs(
     (trajectory,) = kept
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
     for turn in trajectory.turns:
-        sequence, made = (
-            trajectory.sequence(turn.index).tolist(),
-            concat_ids(turn.completion).tolist(),
-        )
+        sequence = trajectory.sequence(turn.index).tolist()
+        made = concat_ids(turn.completion).tolist()
         assert [segment.policy_version for segment in turn.completion] == [1]
         wanted = reference.logprobs(sequence[: len(sequence) - len(made)], made)
         np.testing.assert_allclose(turn.completion[0].logprobs, wanted, atol=1e-4)

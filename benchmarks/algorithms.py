@@ -188,9 +188,8 @@ def run_all(folder: Path, names: Sequence[str], at_once: int) -> None:
         teacher = ("train.steps=36", "train.batch_prompts=16", f"env.tools=[{TOOL}]")
         train(folder, Run("teacher", teacher, 8, RATES[-1]))
     with ThreadPoolExecutor(at_once) as pool:
-        for start in range(
-            0, len(names), at_once
-        ):  # so that what is finished can be reported
+        # so that what is finished can be reported
+        for start in range(0, len(names), at_once):
             some = names[start : start + at_once]
             tuning = dict.fromkeys(run for name in some for run in tuning_runs(name))
             list(pool.map(lambda run: train(folder, run), tuning))

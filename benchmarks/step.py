@@ -280,9 +280,8 @@ def calculator(figures: Figures, arguments: argparse.Namespace) -> None:
                         threads=threads,
                     )
                 )
-                model = (
-                    run_dir / "models" / "rl"
-                )  # TRL's side goes on with its own policy too
+                # TRL's side goes on with its own policy too
+                model = run_dir / "models" / "rl"
                 if not block % 2:
                     theirs.add_block(trl.block(steps))
     compare(figures, ours, theirs)

@@ -31,15 +31,13 @@ def train(run: StageRun) -> TrainState:
         with run.timer.phase("wait_rollout"):
             groups = run.next_groups(state)  # finished, scored, filtered, fresh enough
         stats = Stats()
-        batches = run.assemble(
-            groups, state
-        )  # by policy; none where no group may be trained
+        # by policy; none where no group may be trained
+        batches = run.assemble(groups, state)
         for policy, batch in batches.items():
             passes = run.passes[policy]
             with run.timer.phase("logprobs"):
-                batch = passes.forward(
-                    batch
-                )  # what the algorithm needs: logprobs, advantages
+                # what the algorithm needs: logprobs, advantages
+                batch = passes.forward(batch)
             with run.timer.phase("update"):
                 for mini_batch in batch.mini_batches(algorithm.num_epochs):
                     stats += passes.update(batch, mini_batch)  # every learner

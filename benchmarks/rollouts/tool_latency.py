@@ -70,9 +70,8 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """All of it, instant and slow tools in turn."""
     with tempfile.TemporaryDirectory(prefix="agentrl-rollout-") as folder:
         model = tiny_model(Path(folder) / "model", arguments.seed)
-        play(
-            model, number=SLOTS, slow=False
-        )  # the first of a process is slower than all others
+        # the first of a process is slower than all others
+        play(model, number=SLOTS, slow=False)
         rounds = [
             (play(model, number=arguments.episodes, slow=slow), slow)
             for slow in (False, True, True, False)

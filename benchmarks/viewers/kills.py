@@ -102,9 +102,8 @@ def kill_often(run: RunDirectory, *, kills: int, seed: int) -> Findings:
         for _ in range(kills):
             last = _kill_once(process, first, draw.randint(0, 2), draw.uniform(0, 0.05))
             flushed |= set(range(first, last + 1))
-            first = (
-                last + 2
-            )  # what may have reached the files of the next one stays as it is
+            # what may have reached the files of the next one stays as it is
+            first = last + 2
             look(run, flushed, found)
     with TrajectoryWriter(run):  # seals what the last one left
         look(run, flushed, found)

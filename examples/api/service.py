@@ -18,12 +18,10 @@ class Service:
     """
 
     def __init__(self) -> None:
-        listening = socket.create_server(
-            ("127.0.0.1", 0)
-        )  # who connects early waits in its queue
-        listening.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # else 40 ms an answer
+        # who connects early waits in its queue
+        listening = socket.create_server(("127.0.0.1", 0))
+        # else 40 ms an answer
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.url = "http://{}:{}".format(*listening.getsockname())
         # its clients drop idle connections first, so that none is closed under a request
         config = uvicorn.Config(application(), log_level="warning", timeout_keep_alive=60)

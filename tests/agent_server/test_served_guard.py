@@ -116,9 +116,8 @@ async def test_a_body_is_bounded_whether_it_says_its_length_or_not(served: Servi
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST /episodes HTTP/1.1\r\nHost: {host}\r\nContent-Length: {10**12}\r\n"
     writer.write(f"{head}Authorization: {BEARER['Authorization']}\r\n\r\n".encode())
-    assert b"413" in await asyncio.wait_for(
-        reader.readline(), DEADLINE_S
-    )  # before any of it came
+    # before any of it came
+    assert b"413" in await asyncio.wait_for(reader.readline(), DEADLINE_S)
     writer.close()
     deep = await served.http.post("/episodes", content=b"[" * 10_000, headers=BEARER)
     assert (deep.status_code, "nested by more than" in deep.text) == (400, True)

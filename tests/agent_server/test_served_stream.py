@@ -111,9 +111,8 @@ async def test_the_first_piece_comes_while_the_model_still_generates(
                 running_then = halting.health().running
                 halting.seen.set()
         trajectory = await episode.end()
-    assert (
-        trajectory.num_policy_tokens > halting.HALT
-    )  # so that the engine halted in the middle
+    # so that the engine halted in the middle
+    assert trajectory.num_policy_tokens > halting.HALT
     assert told_then <= halting.HALT
     assert running_then == 1
 

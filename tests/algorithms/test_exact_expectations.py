@@ -112,9 +112,8 @@ def values_of(name: str) -> dict[str, Tensor]:
     """What a critic says of each state, which is right nowhere."""
     if not make_algorithm(name, {}).needs.critic:
         return {}
-    first = torch.tensor([0.3, 0.3], dtype=torch.float64).repeat(
-        Y
-    )  # of the first token's state
+    # of the first token's state
+    first = torch.tensor([0.3, 0.3], dtype=torch.float64).repeat(Y)
     after = torch.tensor([-0.4, 0.8, 2.0], dtype=torch.float64)[SEQUENCES[:, 0]]
     values = torch.where(torch.arange(Y * P) % P == 0, first, after.repeat_interleave(P))
     return {"values": values, "final_values": torch.zeros_like(values)}

@@ -76,9 +76,8 @@ def test_statistics_count_a_tie_half() -> None:
 
 def test_every_pair_weighs_the_same_whatever_its_tokens() -> None:
     counts = counts_of([3, 90, 1, 7], [0, 1, 2, 3])
-    assert (
-        make_algorithm("reward_model").reduction(counts).tolist() == [0.5] * 4
-    )  # two pairs
+    # two pairs
+    assert make_algorithm("reward_model").reduction(counts).tolist() == [0.5] * 4
 
 
 @pytest.mark.parametrize(

@@ -193,9 +193,8 @@ def test_an_adaptive_kl_follows_its_target() -> None:
 
     spec = make_algorithm("grpo", {"kl_coef": 0.1, "kl_target": 2.0, "kl_horizon": 10})
     state = spec.initial_state
-    grown = spec.next_state(
-        state, Stats({"policy/kl_ref": Stat(30.0, 10.0)})
-    )  # 3 nats: error .5
+    # 3 nats: error .5
+    grown = spec.next_state(state, Stats({"policy/kl_ref": Stat(30.0, 10.0)}))
     assert grown["kl_coef"] == pytest.approx(0.1 * 1.02)  # which counts as .2
     shrunk = spec.next_state(state, Stats({"policy/kl_ref": Stat(19.0, 10.0)}))
     assert shrunk["kl_coef"] == pytest.approx(0.1 * (1 - 0.05 / 10))

@@ -110,9 +110,8 @@ def test_the_reference_solution_calls_the_tools_and_gets_full_marks(
         True,
     ]
     assert 'calls lamp {"on":true}' in out  # without a tokenizer: the messages
-    assert (
-        '"properties":{"on":{"type":"boolean"}}' in out
-    )  # the schema as the model reads it
+    # the schema as the model reads it
+    assert '"properties":{"on":{"type":"boolean"}}' in out
 
 
 def test_what_user_code_changes_of_a_task_is_told(
@@ -173,9 +172,8 @@ def test_what_calls_cost_is_held_against_no_solution(
 
 def test_full_marks_can_be_said(check: Callable[..., tuple[int, str, str]]) -> None:
     assert check("is_not_broken", "reward.full_marks=0.5")[0] == 5
-    assert (
-        check("is_not_broken", "reward.full_marks=2")[0] == 5
-    )  # now the solution lacks marks
+    # now the solution lacks marks
+    assert check("is_not_broken", "reward.full_marks=2")[0] == 5
     assert check("is_on", "reward.full_marks=1")[0] == 0
 
 
@@ -188,9 +186,8 @@ def test_an_environment_gives_its_own_solution(agentrl: Agentrl) -> None:
     assert "demonstrations: 100 measured, tokens: min " in out
     shown = out[out.index("task 'train-0' with the reference solution") :]
     assert "   policy | " in shown
-    assert (
-        "<|im_end|>" in shown.split("   policy | ")[1].splitlines()[0]
-    )  # trained with its end
+    # trained with its end
+    assert "<|im_end|>" in shown.split("   policy | ")[1].splitlines()[0]
 
 
 def test_a_resource_is_opened_and_asked(

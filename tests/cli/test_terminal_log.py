@@ -49,9 +49,8 @@ def test_warnings_that_differ_by_numbers_and_names_are_counted() -> None:
         for number in range(100):
             logger.handle(said(line % (number, number), at=1000.0 + number / 10))
         logger.handle(said(line % (7, 8) + " and more", at=1010.0))  # another text
-        logger.handle(
-            said((line % (7, 8)).replace(":12", ":40"), at=1010.0)
-        )  # another place
+        # another place
+        logger.handle(said((line % (7, 8)).replace(":12", ":40"), at=1010.0))
         logger.handle(said(line % (500, 3), at=1060.0))  # a minute later
         logger.handle(said(line % (501, 4), at=1060.0))
     assert shown == [

@@ -221,9 +221,8 @@ def test_a_publish_names_its_policy_and_ages_no_group_of_another(
     published = w.service.publish(state, changed=["guard"])
     assert published.versions == {"main": 3, "guard": 6}
     assert w.published == [*started, ("guard", 6, "retract")]
-    assert (
-        w.pool.cancelled == []
-    )  # what runs for main is as fresh as before, and what waits
+    # what runs for main is as fresh as before, and what waits
+    assert w.pool.cancelled == []
     assert w.ledger.counts()["buffered"] == 1
     w.ledger.sync()
     rows = ledger_rows(tmp_path / "ledger-0.jsonl")

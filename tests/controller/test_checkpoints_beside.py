@@ -71,9 +71,8 @@ def test_the_last_good_checkpoint_stays_where_all_later_ones_fail(
     group: LocalRoleGroup, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_the_disk(monkeypatch, 2, 3)
-    with pytest.raises(
-        DiskFullError, match="the disk is full"
-    ):  # nothing would keep the last step
+    # nothing would keep the last step
+    with pytest.raises(DiskFullError, match="the disk is full"):
         learn(group, model, tmp_path / "run", num_steps=3, checkpoint_every=1)
     found = checkpoints(tmp_path / "run").latest()
     assert found is not None

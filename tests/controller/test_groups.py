@@ -371,9 +371,8 @@ class TestOverRay:
 
         def gather_alone() -> None:
             try:
-                pair.group.call(
-                    "actor", "checksum"
-                )  # collective: rank 0 waits for the other
+                # collective: rank 0 waits for the other
+                pair.group.call("actor", "checksum")
             except TrainingError as error:
                 errors.append(error)
 
@@ -394,10 +393,8 @@ class TestOverRay:
         self, pair: Any
     ) -> None:
         pids = [place.pid for place in pair.group.describe()]
-        own = [
-            ("actor", "checksum"),
-            ("actor", "nothing"),
-        ]  # rank 0 gathers, and waits for rank 1
+        # rank 0 gathers, and waits for rank 1
+        own = [("actor", "checksum"), ("actor", "nothing")]
         start = time.monotonic()
         told = r"rank 1: actor\.nothing raised AttributeError"
         with pytest.raises(TrainingError, match=told) as raised:

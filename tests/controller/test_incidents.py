@@ -66,9 +66,8 @@ def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) 
         )
         incidents: list[Incident] = [LOST, BACK, WORKER, LOST]
         recorder.record_failures(incidents)
-        assert view.alerts == [
-            str(incident) for incident in incidents
-        ]  # before any step has ended
+        # before any step has ended
+        assert view.alerts == [str(incident) for incident in incidents]
         recorder.record_step(TrainState(step=1), [], {}, Stats(), {})
         recorder.record_step(TrainState(step=2), [], {}, Stats(), {})
     events.close()

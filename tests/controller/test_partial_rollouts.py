@@ -71,9 +71,8 @@ def test_an_interrupted_call_goes_on_under_the_new_version(
     for call in mixed:
         assert [segment.policy_version for segment in call] == [0, 1]
         ids = concat_ids(call)
-        assert (
-            ids.size == TOKENS or ids[-1] == END
-        )  # nothing was lost, and nothing sampled twice
+        # nothing was lost, and nothing sampled twice
+        assert ids.size == TOKENS or ids[-1] == END
 
 
 def test_with_drain_every_call_is_of_one_version(play: Play) -> None:

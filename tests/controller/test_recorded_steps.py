@@ -82,9 +82,8 @@ def test_an_evaluation_lies_under_the_step_whose_weights_it_evaluates(
             "2-0-0": 2,
             "sums/after/greedy/0-0-0": 2,
         }
-        assert not list(
-            run.live_folder.glob("*/*.jsonl")
-        )  # all of it is sealed, while it runs
+        # all of it is sealed, while it runs
+        assert not list(run.live_folder.glob("*/*.jsonl"))
     events.close()
 
 

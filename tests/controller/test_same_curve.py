@@ -82,9 +82,8 @@ def inline(
     found = {kind: curve(alone, kind, model, folder / kind) for kind in CURVES}
     for rows in found.values():
         losses = [row[0] for row in rows]
-        assert (
-            max(losses) - min(losses) > 1e-3
-        )  # a curve that did not move would prove nothing
+        # a curve that did not move would prove nothing
+        assert max(losses) - min(losses) > 1e-3
     return found
 
 

@@ -121,9 +121,8 @@ async def test_the_engines_behaviours_hold_for_them_too(family, start) -> None:
     asked = [
         request(prompt, name=f"{n}", seed=n, max_new_tokens=4 + 9 * n) for n in range(5)
     ]
-    engine.pause(
-        "retract"
-    )  # the first three are in the queue together: one prefills, two copy
+    # the first three are in the queue together: one prefills, two copy
+    engine.pause("retract")
     tasks = [asyncio.create_task(engine.generate(one)) for one in asked]
     await asyncio.sleep(0)
     engine.resume()

@@ -100,8 +100,7 @@ async def test_a_prompt_is_still_found_where_its_row_was_moved(tiny, start) -> N
         request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=6 if n < 23 else 60)
         for n in range(24)
     ]
-    await asyncio.gather(
-        *(engine.generate(one) for one in asked)
-    )  # the last row went to the front
+    # the last row went to the front
+    await asyncio.gather(*(engine.generate(one) for one in asked))
     late = await engine.generate(request(random_ids(23, 12), name="late"))
     assert late.cached_tokens == 11

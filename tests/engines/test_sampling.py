@@ -109,6 +109,5 @@ def test_uniforms_are_uniform_and_neighbouring_seeds_and_positions_unrelated() -
     # chi-squared with 19 degrees of freedom exceeds 43.8 with probability .001
     assert ((counts - 8000.0) ** 2 / 8000.0).sum() < 43.8
     for one, other in ((grid[:-1], grid[1:]), (grid[:, :-1], grid[:, 1:])):
-        assert (
-            abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
-        )  # standard error .0025
+        # standard error .0025
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01

@@ -176,9 +176,8 @@ def test_logprobs_and_one_version_are_exactly_on_policy_segments(played: Played)
 def test_every_sample_starts_with_a_prompt(played: Played) -> None:
     samples = [sample for t in played.trajectories for sample in t.samples()]
     assert {sample.segments[0].kind for sample in samples} == {SegmentKind.PROMPT}
-    assert len(samples) == 2 * len(
-        played.trajectories
-    )  # the rewritten history began a second one
+    # the rewritten history began a second one
+    assert len(samples) == 2 * len(played.trajectories)
 
 
 @pytest.mark.invariant

@@ -130,9 +130,8 @@ def test_tools() -> None:
     assert metrics["tool/calls_per_traj"] == 3.5
     assert metrics["tool/success_frac"] == pytest.approx(3 / 7)
     assert metrics["tool/python/error_frac"] == 0.4
-    assert (
-        metrics["tool/python/latency_s/p50"] == 2.5
-    )  # of 1, 2, 3, 4: a refused call never ran
+    # of 1, 2, 3, 4: a refused call never ran
+    assert metrics["tool/python/latency_s/p50"] == 2.5
     assert metrics["tool/python/latency_s/p95"] == pytest.approx(3.85)
     assert metrics["tool/error/unknown_tool_frac"] == pytest.approx(1 / 7)
     assert metrics["tool/error/malformed_frac"] == pytest.approx(1 / 7)

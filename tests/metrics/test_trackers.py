@@ -96,10 +96,8 @@ def test_trackio_goes_on_with_its_run(
 
     from agentrl.metrics.outlets.trackio_sink import TrackioSink
 
-    for module in (
-        sqlite_storage,
-        utils,
-    ):  # which read it from the environment as they are loaded
+    # which read it from the environment as they are loaded
+    for module in (sqlite_storage, utils):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     for step in (1, 2):
         sink = TrackioSink(TrackioSpec(project="agents"), run)

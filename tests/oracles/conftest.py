@@ -53,9 +53,8 @@ def packages(requirements: Path) -> Path:
             try:
                 made.rename(folder)
             except OSError:
-                if (
-                    not folder.is_dir()
-                ):  # else tests in another process have made it meanwhile
+                # else tests in another process have made it meanwhile
+                if not folder.is_dir():
                     raise
     return folder
 

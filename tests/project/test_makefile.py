@@ -179,9 +179,8 @@ def test_the_agents_environment_is_made_once_for_its_pins(
     stamp = Path(first.split()[-1])
     assert stamp.parent == agents
     stamp.touch()
-    os.utime(
-        stamp, (0, 0)
-    )  # a clone's files are younger than an environment that outlives it
+    # a clone's files are younger than an environment that outlives it
+    os.utime(stamp, (0, 0))
     assert "pip" not in make(*command).stdout
     stamp.rename(f"{stamp}-of-other-pins")
     assert "pip" in make(*command).stdout

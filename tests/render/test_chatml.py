@@ -168,9 +168,8 @@ def test_prompt_and_target_and_extend_make_the_sequence_of_the_template(
     assert target.kind is SegmentKind.TARGET
     expected = template_ids(tokenizer, (*before, turn, *after), (PYTHON,))
     if name != "qwen3" and episode == "thinking":
-        assert "I run it" not in renderer.decode(
-            target.token_ids
-        )  # no thinking in these styles
+        # no thinking in these styles
+        assert "I run it" not in renderer.decode(target.token_ids)
     assert concat_ids([*prompt, target, *more]).tolist() == expected
 
 

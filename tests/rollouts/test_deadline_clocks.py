@@ -56,9 +56,8 @@ async def test_a_call_that_waits_in_a_task_of_the_turn_stops_its_clock() -> None
     await permits.take()
     async with Deadline(SHORT_S, "turn_timeout"), asyncio.TaskGroup() as calls:
         await give_later(permits)
-        for _ in range(
-            2
-        ):  # one after the other: the clock goes on when the last has waited
+        # one after the other: the clock goes on when the last has waited
+        for _ in range(2):
             calls.create_task(permits.take()).add_done_callback(lambda _: permits.give())
 
 
@@ -143,9 +142,8 @@ async def test_no_deadline_of_a_host_counts_while_its_engine_is_paused() -> None
     with deadlines.of_this_task():
         async with Deadline(SHORT_S, "episode_timeout"):
             with deadlines.paused():
-                async with Deadline(
-                    SHORT_S, "turn_timeout"
-                ):  # also one that begins meanwhile
+                # also one that begins meanwhile
+                async with Deadline(SHORT_S, "turn_timeout"):
                     await asyncio.sleep(LONG_S)
 
 

@@ -188,10 +188,11 @@ async def test_a_reward_by_agent_counts_for_the_latest_turn_of_each() -> None:
     ]
     assert trajectory.seats["white"] == Seat(True, 2.0, {"nothing": 0.0, "step": 2.0})
     assert trajectory.seats["black"].reward == -2.0
+    # of the first to act
     assert (trajectory.reward, trajectory.rewards["step"]) == (
         2.0,
         2.0,
-    )  # of the first to act
+    )
 
 
 class Early(Env):

@@ -364,8 +364,7 @@ def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(
     ]
     train(tmp_path, "placement.mode=ray", tools, *short)
     words = log.read_text()
-    assert (
-        words.count("m") == words.count("c") >= 13
-    )  # 12 episodes, and one look before the run
+    # 12 episodes, and one look before the run
+    assert words.count("m") == words.count("c") >= 13
     assert words.count("s") == 1
     assert words.endswith("s")

@@ -21,10 +21,11 @@ def test_each_outlet_is_told_each_step_once(
     mlflow = pytest.importorskip("mlflow", reason="needs the libraries of make trackers")
     from trackio import sqlite_storage, utils
 
+    # which read it from the environment as they are loaded
     for module in (
         sqlite_storage,
         utils,
-    ):  # which read it from the environment as they are loaded
+    ):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     monkeypatch.setitem(Sinks.__init__.__kwdefaults__, "close_s", DEADLINE_S)
     monkeypatch.setenv("SERVICE_TOKEN", "hunter2-hunter2")

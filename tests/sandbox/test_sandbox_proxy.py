@@ -342,9 +342,8 @@ def test_closing_ends_what_is_open() -> None:
             proxy.close()
             proxy.close()
             sock.settimeout(30)
-            with contextlib.suppress(
-                ConnectionResetError
-            ):  # it was closed before it was accepted
+            # it was closed before it was accepted
+            with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1) == b""
     assert proxy_threads() <= before
 

@@ -43,9 +43,8 @@ async def test_of_the_hosts_without_a_sandbox_those_longest_unused_end(
     monkeypatch.setattr(hosts, "_MOST_IDLE", 1)
     async with ForkedSandbox(lambda: held, Limits()) as sandbox:
         await sandbox.start()
-        assert (
-            shared_server(of_image("csv")) is first
-        )  # now the second is the longest unused
+        # now the second is the longest unused
+        assert shared_server(of_image("csv")) is first
         third = shared_server(of_image("bisect"))
         assert list(hosts._servers.values()) == [held, first, third]
         until(lambda: not is_alive(second.facts["pid"]))

@@ -316,9 +316,8 @@ def test_a_drop_that_a_death_left_undone_is_done_by_the_next_writer(
     write_steps(run, make, range(1, 2), keep)
     whole = run.shard_path(1, "driver", 1).read_bytes()
     write_steps(run, make, range(2, 3), keep)
-    run.shard_path(1, "driver", 1).write_bytes(
-        whole
-    )  # as if only the line had come to disk
+    # as if only the line had come to disk
+    run.shard_path(1, "driver", 1).write_bytes(whole)
     assert groups(run)[:4] == [4, 5, 6, 7]
     assert TrajectoryReader(run).get("5-0-0").trajectory.group_index == 5
     write_steps(run, make, range(3, 4), keep)

@@ -18,9 +18,8 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_flushed(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # 200 kills are ``python -m benchmarks.viewer --only kills``
-    monkeypatch.setenv(
-        "XDG_CACHE_HOME", str(tmp_path / "cache")
-    )  # one index sees all of it
+    # one index sees all of it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = kill_often(run, kills=20, seed=0)
     assert found.faults == {}
     assert found.flushed > 20

@@ -167,10 +167,11 @@ async def test_a_name_that_changes_its_address_is_checked_where_it_is_connected(
         return answers.pop(0)
 
     network = CheckedNetwork(resolve=resolve)
+    # one private address among public ones, then a name that was rebound
     for left in (
         1,
         0,
-    ):  # one private address among public ones, then a name that was rebound
+    ):
         async with httpcore.AsyncConnectionPool(network_backend=network) as pool:
             with pytest.raises(
                 Exception, match=r"rebinding\.example is of a private network"

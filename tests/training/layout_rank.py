@@ -363,9 +363,8 @@ def no_sum(_whole: Any) -> Any:
 
 
 _CUT = Layout(2, sp=2, algorithms=("grpo",))
-_ENDS = Layout(
-    2, sp=2, algorithms=("reward_model",)
-)  # which reads every sample's last token
+# which reads every sample's last token
+_ENDS = Layout(2, sp=2, algorithms=("reward_model",))
 SQUARE = Layout(4, tp=2, sp=2)
 """The layout of invariant 5: both kinds of parallelism at once, on the fewest ranks."""
 BUGS: Mapping[str, tuple[Any, str, Any, Layout]] = {

@@ -119,9 +119,8 @@ def test_the_value_behind_a_trajectory_stands_on_its_last_token_of_all(
 def test_the_loss_is_that_of_returns_weighted_as_the_policys(model_path: str) -> None:
     role = critic(model_path)
     stats = role.update(shard_of(valued(role, make_batch())))
-    assert stats["loss"].mean == pytest.approx(
-        0.5, rel=1e-5
-    )  # (V - (V + 1))² / 2 at every token
+    # (V - (V + 1))² / 2 at every token
+    assert stats["loss"].mean == pytest.approx(0.5, rel=1e-5)
     assert stats["error"].mean == pytest.approx(1.0, rel=1e-5)
     assert stats["clip_frac"].mean == 0.0
 

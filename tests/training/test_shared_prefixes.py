@@ -98,9 +98,8 @@ def assert_close_to(gradient: torch.Tensor, found: torch.Tensor, name: str) -> N
 def assert_same(model_path: str, batch: Batch) -> None:
     together, together_gradient = outcome(model_path, batch, share_prefixes=True)
     apart, apart_gradient = outcome(model_path, batch, share_prefixes=False)
-    np.testing.assert_allclose(
-        together, apart, atol=1e-5
-    )  # 20 units in the last place of float32
+    # 20 units in the last place of float32
+    np.testing.assert_allclose(together, apart, atol=1e-5)
     assert together_gradient.keys() == apart_gradient.keys()
     for name, gradient in apart_gradient.items():
         assert_close_to(gradient, together_gradient[name], name)
@@ -129,9 +128,8 @@ def test_logits_may_be_made_in_chunks(
     monkeypatch.setattr(policy_model, "_CHUNK_ELEMENTS", 7 * 200)
     chunked, chunked_gradient = outcome(model_path, batch, share_prefixes=True)
 
-    np.testing.assert_allclose(
-        chunked, whole, atol=1e-5
-    )  # 20 units in the last place of float32
+    # 20 units in the last place of float32
+    np.testing.assert_allclose(chunked, whole, atol=1e-5)
     for name, gradient in whole_gradient.items():
         assert_close_to(gradient, chunked_gradient[name], name)
 
@@ -142,10 +140,11 @@ def test_the_gradient_does_not_depend_on_which_siblings_lie_together(
 ) -> None:
     batch = prepared(make_actor(model_path), with_turns_in_common(make_siblings(16)))
     found = {}
+    # a micro-batch of 30 tokens has room for one sample
     for tokens in (
         30,
         micro_batch_tokens,
-    ):  # a micro-batch of 30 tokens has room for one sample
+    ):
         actor = make_actor(model_path)
         update(actor, batch, tokens)
         found[tokens] = gradients(actor)

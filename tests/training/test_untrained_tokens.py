@@ -118,9 +118,8 @@ def token_gradients(role: Actor | Critic, shard: BatchShard) -> npt.NDArray[np.f
         for column in columns:
             if column.grad is None or not column.grad.any():
                 continue
-            assert (
-                column.shape == packed.source.shape
-            )  # what is of no token has no gradient
+            # what is of no token has no gradient
+            assert column.shape == packed.source.shape
             np.add.at(found, packed.source, column.grad.abs().double().numpy())
     return found
 

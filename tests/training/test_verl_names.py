@@ -122,7 +122,6 @@ def test_an_updates_numbers_are_verls(model_path: str, reduction: str, mode: str
 
     named = with_verl_names(update(actor, batch).means())
 
-    assert all(
-        abs(number) > 0.01 for number in wanted.values()
-    )  # zeros would prove nothing
+    # zeros would prove nothing
+    assert all(abs(number) > 0.01 for number in wanted.values())
     assert {name: named[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)

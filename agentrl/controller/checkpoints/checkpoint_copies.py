@@ -155,9 +155,8 @@ def fetch_run(url: str, run: RunDirectory, stages: list[str]) -> bool:
             if not run.record_path.is_file():
                 _fetch_files(remote, part)
                 RunDirectory.check_new(run.root)
-                shutil.rmtree(
-                    run.root, ignore_errors=True
-                )  # a rename takes no full folder's place
+                # a rename takes no full folder's place
+                shutil.rmtree(run.root, ignore_errors=True)
                 part.root.rename(run.root)
         finally:
             shutil.rmtree(part.root, ignore_errors=True)

@@ -207,9 +207,8 @@ class LearnedTokens:
         reasons = np.full(trained.size, _MASK, np.int8)
         reasons[stale] = _STALE
         reasons[trained] = _TRAINED
-        left_out = np.repeat(
-            batch.weight[batch.trajectory] == 0, batch.lengths
-        )  # by ``select``
+        # by ``select``
+        left_out = np.repeat(batch.weight[batch.trajectory] == 0, batch.lengths)
         reasons[left_out & (batch.kind == SegmentKind.POLICY)] = _FILTERED
         if correction is not None:
             reasons[trained & (correction == 0)] = _OFF_POLICY

@@ -72,9 +72,8 @@ async def test_both_ranks_hold_what_was_sent(
     engine = build(split_server, sender=sender)
     for version in (1, 2):
         reference.scale(1.03)
-        await asyncio.to_thread(
-            publish, engine, reference, version
-        )  # compares each rank's digests
+        # compares each rank's digests
+        await asyncio.to_thread(publish, engine, reference, version)
         answer = await engine.generate(request(f"v{version}", PROMPT))
         assert versions(answer) == [version]
         np.testing.assert_allclose(

@@ -147,9 +147,8 @@ async def test_resting_interpreters_at_their_limit_of_threads_leave_room_for_all
 ) -> None:
     # one process a sandbox and one run at its limit would be 8 + 16 of the container's own, far
     # below 8 * (1 + 16)
-    limits = Limits(
-        processes=16, memory_bytes=2**32
-    )  # of which each thread reserves 64 MiB
+    # of which each thread reserves 64 MiB
+    limits = Limits(processes=16, memory_bytes=2**32)
     spec = own().replace(limits=limits, max_executing=1, persist="interpreter")
     spec = spec.replace(docker=spec.docker.replace(max_sandboxes=8))
     rest = """

@@ -183,8 +183,7 @@ async def test_podman_passes_every_check_of_what_it_guarantees(podman: str) -> N
     prepare([LOCAL_PYTHON], settings)
     spec = SandboxSpec("docker", image=LOCAL_PYTHON, docker=settings)
     held = spec.check().held
-    assert held == set(GUARANTEES) - {
-        "disk"
-    }  # it bounds the bytes of a file system, not its files
+    # it bounds the bytes of a file system, not its files
+    assert held == set(GUARANTEES) - {"disk"}
     results = await check_sandbox(spec.build, guarantees=held)
     assert [result for result in results if not result.passed] == []

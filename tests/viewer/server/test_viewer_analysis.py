@@ -27,9 +27,8 @@ WORST = len(TEXTS[0]) + 5
 def test_what_store_keep_dropped_is_told(client: Client, run: RunDirectory) -> None:
     assert client.of_run("/overview").json()["kept"] == []
     assert client.get("/api/runs").json()["runs"][0]["trajectories"] == 12
-    writer_of_step_2 = KeepSpec(
-        last_steps=1, reward_above=0.5
-    )  # as if the run went on from there
+    # as if the run went on from there
+    writer_of_step_2 = KeepSpec(last_steps=1, reward_above=0.5)
     with TrajectoryWriter(run, keep=writer_of_step_2) as writer:
         writer.seal(2)
     kept = [{"stage": "", "kept": 2, "of": 4, "steps": [1, 1]}]

@@ -73,9 +73,8 @@ def test_a_note_on_tokens_outlives_a_resume_that_plays_its_episode_again(
     def newer() -> bool:
         again = client.of_run("/trajectory", **about).json()
         assert again["notes"] == [made]
-        return bool(
-            again["summary"]["recorded_at"] != made["recorded_at"]
-        )  # so the page says so
+        # so the page says so
+        return bool(again["summary"]["recorded_at"] != made["recorded_at"])
 
     until(newer)  # the index has the newer record soon
     assert client.of_run("/tokens", **about).json()["ids"] == tokens["ids"]

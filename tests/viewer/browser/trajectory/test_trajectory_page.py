@@ -98,9 +98,8 @@ def test_agents_and_branches_lie_side_by_side(shown: Shown) -> None:
     # turns 0 and 1 in the first lane, the branch and the critic to the right of it
     assert left[0] == left[1] < left[2] < left[3]
     top = [place["y"] for place in places if place]
-    assert (
-        top[0] < top[1] == top[2] < top[3]
-    )  # the two ways on from turn 0 lie side by side
+    # the two ways on from turn 0 lie side by side
+    assert top[0] < top[1] == top[2] < top[3]
     expect(page.get_by_text("Try another way.")).to_be_visible()
     expect(page.locator(".outline")).to_contain_text("after 0")
 

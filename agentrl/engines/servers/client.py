@@ -244,6 +244,11 @@ class ServerKind(Protocol):
         """Of a mixture whose experts the servers tell."""
         ...
 
+    @property
+    def health_s(self) -> float:
+        """Seconds in which a server that is well answers ``/health``, behind what it computes."""
+        ...
+
     def command(self, *, model: Path, port: int) -> list[str]:
         """The command line of one server.
 

@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 _POLL_S = 0.5
-_HEALTH_S = 30.0
 
 
 class Server:
@@ -117,7 +116,7 @@ class Server:
     async def healthy(self) -> bool:
         """Whether it answers; not where it cannot be asked."""
         try:
-            return not self.exited and await self.client.healthy(_HEALTH_S)
+            return not self.exited and await self.client.healthy(self._kind.health_s)
         except Exception as error:  # noqa: BLE001 - boundary: who watches it goes on
             logger.warning(
                 "%s cannot be asked: %s: %s", self.name, type(error).__name__, error
@@ -167,7 +166,8 @@ class Server:
                     attached = await self.client.attach()
                 if attached:
                     problem = "its /health did not answer 200"
-                    if await self.client.healthy(_HEALTH_S):
+                    left_s = max(deadline - loop.time(), _POLL_S)
+                    if await self.client.healthy(min(self._kind.health_s, left_s)):
                         return
             except ServerLostError as error:
                 problem = str(error)

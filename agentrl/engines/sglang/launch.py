@@ -166,6 +166,8 @@ class SGLangServers(ProgramServers[SGLangEngineSpec]):
         }
         if self.device == "cpu":
             own["SGLANG_USE_CPU_ENGINE"] = "1"
+            # it gives up 10 s before we do by default
+            own["SGLANG_HEALTH_CHECK_TIMEOUT"] = f"{self.health_s - 10:.0f}"
             if (ranks := self.spec.tp_size) > 1:
                 cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
                 own["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(

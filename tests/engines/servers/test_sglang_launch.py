@@ -174,6 +174,15 @@ def test_settings_of_the_environment_go_before_all() -> None:
     assert servers(env={"HF_HUB_OFFLINE": "0"}).environment()["HF_HUB_OFFLINE"] == "0"
 
 
+def test_a_server_on_a_cpu_has_minutes_to_answer_behind_what_it_computes() -> None:
+    for device, wait_s in (("cpu", 300), ("cuda", 30)):
+        kind = servers(device=device, dtype="bfloat16")
+        assert kind.health_s == wait_s
+        # by default the server itself gives up after 20 s
+        own_s = int(kind.environment().get("SGLANG_HEALTH_CHECK_TIMEOUT", 20))
+        assert own_s == wait_s - 10
+
+
 def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -98,6 +98,11 @@ class ProgramServers(Generic[Spec]):
         return kept | own | dict(self.own_environment()) | dict(self.spec.env)
 
     @property
+    def health_s(self) -> float:
+        """See ``ServerKind.health_s``: on cores that others use, a first image takes minutes."""
+        return 300.0 if self.device == "cpu" else 30.0
+
+    @property
     def shared_ids(self) -> tuple[str, ...]:
         """The GPUs that a server shares with ranks; none on a CPU."""
         shared = self.place.shared

@@ -13,8 +13,10 @@ import itertools
 import os
 import re
 import signal
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"left out, since no time was left: {LEFT_OUT.total()}")
         for path, number in sorted(LEFT_OUT.items()):
             terminalreporter.line(f"{path}: {number}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_group_stays() -> Iterator[None]:
+    """No file leaves a process group to the next one of its process."""
+    yield
+    if group := sys.modules.get("agentrl.training.parallel.process_group"):
+        group.leave()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,20 +13,16 @@ CONFIG = Path(__file__).parent / "code" / "config.yaml"
 
 def close(episode: EpisodeView) -> float:
     """Half a point for the right number of digits, the whole for the right number."""
-    text = episode.final_text.strip()
-    answer = str(episode.task.answer)
+    text, answer = episode.final_text.strip(), str(episode.task.answer)
     return 1.0 if text == answer else 0.5 * (len(text) == len(answer))
 
 
 def main(overrides: list[str]) -> None:
-    with Trainer(
-        load_config(CONFIG, overrides), tools=[PythonTool()], reward=close
-    ) as trainer:
+    config = load_config(CONFIG, overrides)
+    with Trainer(config, tools=[PythonTool()], reward=close) as trainer:
         print(trainer.train().eval)
-        question = Task(
-            "mine", ({"role": "user", "content": "12 times 34?"},), answer="408"
-        )
-        for trajectory in trainer.rollout([question]):
+        question = {"role": "user", "content": "12 times 34?"}
+        for trajectory in trainer.rollout([Task("mine", (question,), answer="408")]):
             print(trajectory.turns[-1].text, trajectory.reward)
 
 

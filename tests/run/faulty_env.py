@@ -20,15 +20,12 @@ class Faulty(Env):
         return Observation(self.task.messages)
 
     def step(self, action: Action) -> StepResult:
-        if (
-            Path(os.environ["FAULTY"]).exists()
-            and self._number % int(os.environ.get("FAULTY_EVERY", "1")) == 0
-        ):
+        every = int(os.environ.get("FAULTY_EVERY", "1"))
+        if Path(os.environ["FAULTY"]).exists() and self._number % every == 0:
             self._read_map()
         digits = sum(letter.isdigit() for letter in action.text)
-        return StepResult(
-            Observation(()), reward=digits / (1 + len(action.text)), terminated=True
-        )
+        reward = digits / (1 + len(action.text))
+        return StepResult(Observation(()), reward=reward, terminated=True)
 
     @property
     def _number(self) -> int:

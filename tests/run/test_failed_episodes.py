@@ -55,9 +55,9 @@ def test_an_environment_whose_step_always_raises_stops_the_run_and_names_its_lin
     text = str(caught.value)
     assert text.startswith("every one of the ")
     assert "episodes of step 1 of stage 'rl' ended as " in text
-    assert f"Faulty.step raised KeyError: 'the map' ({FAULTY}:36)" in text
-    assert f'File "{FAULTY}", line 27, in step' in text
-    assert text.index("line 27, in step") < text.index("line 36, in _read_map")
+    assert f"Faulty.step raised KeyError: 'the map' ({FAULTY}:35)" in text
+    assert f'File "{FAULTY}", line 25, in step' in text
+    assert text.index("line 25, in step") < text.index("line 35, in _read_map")
     assert "agentrl/envs/drive.py" not in text
     assert not [row for row in metrics(tmp_path / "run") if row["stage"] == "rl"]
 
@@ -111,7 +111,7 @@ def test_below_max_failed_frac_the_terminal_says_how_many_and_why(
     shown = [line for line in text.splitlines() if line.startswith("! step ")]
     assert shown
     assert all(
-        f"Faulty.step raised KeyError: 'the map' ({FAULTY}:36)" in line for line in shown
+        f"Faulty.step raised KeyError: 'the map' ({FAULTY}:35)" in line for line in shown
     )
     counted = [
         row

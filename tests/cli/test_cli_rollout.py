@@ -164,6 +164,7 @@ def rows_of(out: Path, cache: Path) -> list[dict[str, Any]]:
     )
 
 
+@pytest.mark.slow
 def test_datasets_loads_the_shards_of_several_calls(config: Path, tmp_path: Path) -> None:
     alone = named_policy(config, None, (), command="agentrl rollout")
     for num_tasks in (1, 3):
@@ -187,6 +188,7 @@ def test_datasets_loads_the_shards_of_several_calls(config: Path, tmp_path: Path
         assert row["reward"] == trajectory.reward
 
 
+@pytest.mark.slow
 def test_an_episode_that_had_finished_is_in_the_data_set_once(
     config: Path, tmp_path: Path
 ) -> None:

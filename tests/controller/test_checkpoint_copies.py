@@ -122,6 +122,7 @@ def of_another_process(url: str, root: Path) -> bool | str:
     return found
 
 
+@pytest.mark.slow
 def test_of_two_that_fetch_a_run_at_once_one_is_refused(
     run: RunDirectory, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_of_two_that_fetch_a_run_at_once_one_is_refused(
     assert not list(tmp_path.glob(".made*"))
 
 
+@pytest.mark.slow
 def test_one_that_comes_late_takes_the_run_that_another_has_fetched(
     run: RunDirectory, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +164,7 @@ def test_one_that_comes_late_takes_the_run_that_another_has_fetched(
     assert not list(tmp_path.glob(".made*"))
 
 
+@pytest.mark.slow
 def test_what_a_death_left_of_a_fetch_is_in_no_run(
     run: RunDirectory, url: str, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def test_the_script_is_short(model: Path, tmp_path: Path) -> None:
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 25
 
 
+@pytest.mark.slow
 def test_the_third_in_a_row_ends_the_run_with_a_checkpoint(
     model: Path, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_no_mini_batch_is_trained_after_the_third_in_a_row(
     assert row["optim/not_finite"] == 3.0
 
 
+@pytest.mark.slow
 def test_two_in_a_row_twice_do_not_end_the_run(model: Path, tmp_path: Path) -> None:
     rows = train(model, tmp_path / "run", 6, {1, 2, 4, 5})
     assert len(rows) == 6

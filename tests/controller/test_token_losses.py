@@ -84,6 +84,7 @@ def test_the_weighted_losses_of_the_tokens_sum_to_the_logged_loss(
     )
 
 
+@pytest.mark.slow
 def test_so_they_do_by_default_and_with_the_samplers_logprobs(
     usual: Steps, not_recomputed: Steps
 ) -> None:
@@ -195,6 +196,7 @@ def test_tokens_of_a_trajectory_that_is_left_out_say_so(
     assert all(found == {0} for name, found in reasons.items() if name not in left_out)
 
 
+@pytest.mark.slow
 def test_an_adapted_kl_in_the_reward_moves(model: Path, tmp_path: Path) -> None:
     settings = {"kl_coef": 0.1, "kl_target": 1e-9, "kl_horizon": 1}
     beside = {"beside": {"reference": ReferenceSpec(str(model))}}
@@ -256,6 +258,7 @@ def test_a_column_of_another_length_is_refused_by_name(model: Path, tmp_path: Pa
         stored_steps(model, tmp_path, num_steps=1, change=with_too_few)
 
 
+@pytest.mark.slow
 def test_no_detail_changes_a_number(model: Path, tmp_path: Path, usual: Steps) -> None:
     found: dict[Any, Steps] = {
         detail: stored_steps(model, tmp_path / detail, detail=detail, deterministic=True)

@@ -35,6 +35,7 @@ def noted(config: Path) -> list[str]:
     return log.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_it_trains_is_evaluated_updated_and_restarted(config: Path) -> None:
     with opened(config, "train.steps=2") as trainer:
         trainer.train()

@@ -88,6 +88,7 @@ def test_a_folder_goes_first(hub: Hub, tmp_path: Path) -> None:
     assert hub.asked == []
 
 
+@pytest.mark.slow
 def test_a_revision_stands_behind_the_name(hub: Hub, tmp_path: Path) -> None:
     second = tmp_path / "second"
     second.mkdir()

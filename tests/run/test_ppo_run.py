@@ -36,6 +36,7 @@ def write_config(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_critic_is_trained_beside_the_policy_and_resumed(tmp_path: Path) -> None:
     shown = Console(file=io.StringIO(), width=200)
     for name, steps in (("whole", 4), ("cut", 2)):

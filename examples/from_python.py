@@ -21,8 +21,8 @@ def main(overrides: list[str]) -> None:
     config = load_config(CONFIG, overrides)
     with Trainer(config, tools=[PythonTool()], reward=close) as trainer:
         print(trainer.train().eval)
-        question = {"role": "user", "content": "12 times 34?"}
-        for trajectory in trainer.rollout([Task("mine", (question,), answer="408")]):
+        task = Task("mine", ({"role": "user", "content": "12 times 34?"},), answer="408")
+        for trajectory in trainer.rollout([task]):
             print(trajectory.turns[-1].text, trajectory.reward)
 
 
